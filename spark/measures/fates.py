@@ -8,6 +8,10 @@ days are made anew:
 - where the end of what was owed moved: those with a message that is missing and was confirmed behind it
 - where a kill was added or removed: those of repeats that it may explain
 
+The ids of a client are ten bytes of its process and a number that rises, so the ids of a day are a few spans,
+which are noted. Rows of kept fates are searched on days alone whose spans have an id of the new rows. A day
+with too many spans, such as one of random ids, is always searched.
+
 For a day all rows of its messages are read: it is kept for each day on which other days those are. A row of
 another day's message that is read with them is of no fate here.
 """
@@ -18,9 +22,10 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any, TypeAlias
 
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from messagebus.recording.manifest import Manifest
@@ -34,13 +39,19 @@ SCHEMA = f"{audit.FATES}, {RUN} string"
 # Version of the rules of `audit.fates`; with other rules all fates are made again.
 RULES = 3
 KINDS = ("published", "delivered")
+# Bytes of an id that are those of its process; the others are its number there.
+PROCESS_BYTES, NUMBER_BYTES, HEX = 10, 6, 16
+# New rows are compared by pieces of 2**16 numbers: one old message among them means its own day alone.
+PIECE_BITS = 16
+# Spans that are noted of a day, or compared with those.
+SPANS_MAX = 4096
 # Rows of new files whose ids fit into every task as a hash table.
 BROADCAST_MAX = 4_000_000
 SECOND_NS = 1_000_000_000
 NO_PARTIAL = "spark.sql.execution.bypassPartialAggregation"
 
 # What is noted of a day: the first and the last day with a row of its messages; the latest confirm of one
-# that is missing, 0 for none; whether any came again.
+# that is missing, 0 for none; whether any came again; the first and the last number of each process' ids.
 Days: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
@@ -68,6 +79,16 @@ def made_anew(session: SparkSession, lake: Lake, ingested: Ingested) -> None:
         _make(session, lake, manifest, days, _read_with(days, kept, every), replaces)
     rest = {day: about for day, about in kept.items() if day not in days}
     lake.take_note(run_id, FATES, now | {"days": rest | _about(session, lake, run_id, days)})
+
+
+def around(lake: Lake, run_id: str, day: str) -> list[str]:
+    """Return the days of kept fates with all messages that a delivery of this day can be behind, in order.
+
+    Numbers of a publisher rise: these are from the day of the oldest message that came on this day.
+    """
+    kept: Days = lake.note(run_id, FATES)["days"]
+    beside = _sharing([day], kept)
+    return [each for each in sorted(kept) if beside and min(beside) <= each <= max(beside)]
 
 
 def _files(lake: Lake, ingested: Ingested, noted: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +124,8 @@ def _touched(
     # Where a publish is gone, its message may be kept on the day of a delivery.
     every = {day for _, days in (*before.values(), *files.values()) for day in days}
     touched |= {*_read_with(gone, kept, every)}
-    touched |= _with_ids_of(session, lake, ingested, changed & {*files})
+    others = {day: about for day, about in kept.items() if day not in touched}
+    touched |= _with_ids_of(session, lake, ingested, changed & {*files}, others)
     if noted["owed_ns"] != now["owed_ns"]:
         since_ns = min(ns for ns in (noted["owed_ns"], now["owed_ns"]) if ns is not None)
         touched |= {day for day, about in kept.items() if about["missing_ns"] > since_ns}
@@ -139,29 +161,71 @@ def _read_with(days: Collection[str], kept: Days, every: Iterable[str]) -> list[
 
 
 def _with_ids_of(
-    session: SparkSession, lake: Lake, ingested: Ingested, sources: Collection[str]
+    session: SparkSession, lake: Lake, ingested: Ingested, sources: Collection[str], kept: Days
 ) -> set[str]:
     """Return the days of kept fates with an id of the rows of these files.
 
-    Cost: reads one column of all fates.
+    Cost: reads one column of these files, and of the fates of the days whose spans have such an id.
     """
     run_id = ingested.manifest.run_id
     ids = [
         lake.read(session, kind, schema_of(kind), *partitions_of(run_id, own))
         .filter(F.col(SOURCE).isin(own))
-        .select(F.xxhash64("message_id").alias("message"))
+        .select("message_id")
         for kind in KINDS
         if (own := sorted(name for name in sources if ingested.files[name]["kind"] == kind))
     ]
-    if not ids:
+    if not ids or not kept:
         return set()
-    asked = ids[0].union(ids[1]).distinct() if len(ids) > 1 else ids[0].distinct()
+    asked = reduce(DataFrame.union, ids)
+    days = _meeting(asked, kept)
+    if not days:
+        return set()
+    messages = asked.select(_message()).distinct()
     if sum(int(ingested.files[name]["good"]) for name in sources) <= BROADCAST_MAX:
-        asked = F.broadcast(asked)
-    fates = lake.read(session, FATES, SCHEMA, f"{DATE}=*/{RUN}={run_id}")
-    had = fates.select(DATE, F.xxhash64("message_id").alias("message"))
-    rows = had.join(asked, "message", "left_semi").select(DATE).distinct().collect()
+        messages = F.broadcast(messages)
+    fates = lake.read(session, FATES, SCHEMA, *_partitions(run_id, days))
+    had = fates.select(DATE, _message())
+    rows = had.join(messages, "message", "left_semi").select(DATE).distinct().collect()
     return {row[DATE] for row in rows}
+
+
+def _meeting(asked: DataFrame, kept: Days) -> list[str]:
+    """Return the days that may have one of these ids, by their spans."""
+    if all(about.get("ids") is None for about in kept.values()):
+        return sorted(kept)
+    spans = _spans(asked, bits=PIECE_BITS).limit(SPANS_MAX + 1).collect()
+    if len(spans) > SPANS_MAX:
+        return sorted(kept)
+    return sorted(
+        day
+        for day, about in kept.items()
+        if about.get("ids") is None or any(_has(about["ids"], span) for span in spans)
+    )
+
+
+def _has(ids: Mapping[str, Sequence[int]], span: Row) -> bool:
+    low, high = ids.get(span.process, (1, 0))
+    return bool(span.low <= high and span.high >= low)
+
+
+def _spans(rows: DataFrame, *by: str, bits: int) -> DataFrame:
+    """Return process, low, high: the first and the last of each 2**bits numbers of a process' ids."""
+    # Numbers, for a minimum of bytes would be made by sorting.
+    number = F.conv(F.hex(F.substring("message_id", PROCESS_BYTES + 1, NUMBER_BYTES)), HEX, 10)
+    own = rows.select(*by, _process(), number.cast("long").alias("number"))
+    piece = F.shiftright("number", bits).alias("piece")
+    return own.groupBy(*by, "process", piece).agg(
+        F.min("number").alias("low"), F.max("number").alias("high")
+    )
+
+
+def _process() -> Column:
+    return F.hex(F.substring("message_id", 1, PROCESS_BYTES)).alias("process")
+
+
+def _message() -> Column:
+    return F.xxhash64("message_id").alias("message")
 
 
 def _make(
@@ -198,8 +262,16 @@ def _about(
         F.max("until").alias("until"),
         F.coalesce(F.max(missing), F.lit(0)).alias("missing_ns"),
         F.coalesce(F.max(F.size("repeats") > 0), F.lit(False)).alias("repeats"),
+        F.approx_count_distinct(_process()).alias("processes"),
     )
-    return {(about := row.asDict()).pop(DATE): about for row in found.collect()}
+    about = {(each := row.asDict()).pop(DATE): each for row in found.collect()}
+    few = [day for day, each in about.items() if each.pop("processes") <= SPANS_MAX]
+    for day in few:
+        about[day]["ids"] = {}
+    own = rows.filter(F.col(DATE).isin(few))
+    for row in _spans(own, DATE, bits=8 * NUMBER_BYTES).collect() if few else ():
+        about[row[DATE]]["ids"][row.process] = [row.low, row.high]
+    return about
 
 
 def _partitions(run_id: str, days: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark.measures import audit, backlog, hdr, throughput
@@ -17,7 +17,7 @@ from spark.measures.latency import CURVE
 from spark.measures.run import Run
 from spark.measures.sift import sifted
 
-__all__ = ["answered"]
+__all__ = ["answered", "rows_read"]
 
 Answer: TypeAlias = list[Any]
 
@@ -97,3 +97,13 @@ def answered(run: Run, question: str) -> Answer:
     found: Answer = json.loads(json.dumps(QUESTIONS[question](run)))
     run.session.catalog.clearCache()
     return found
+
+
+def rows_read(session: SparkSession) -> dict[int, int]:
+    """Return stage -> the rows that it has read of files, of the last thousand, by Spark's own record."""
+    context: Any = session.sparkContext
+    gateway = context._gateway
+    store, none = context._jsc.sc().statusStore(), gateway.new_array(gateway.jvm.double, 0)
+    stages = store.stageList(None, False, False, none, gateway.jvm.java.util.ArrayList())
+    every = map(stages.apply, range(stages.size()))
+    return {stage.stageId(): stage.inputRecords() for stage in every}

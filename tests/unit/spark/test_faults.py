@@ -285,7 +285,7 @@ def test_rows_that_are_missing_on_both_sides_are_holes_in_numbers(ask: Asked, sh
             (folder / f"{kind}-{process}-{number:04}.ndjson").write_text("".join([head, *own]))
         file.unlink()
     assert ask("ingest", "", "--events", str(folder)).code == 7
-    for job in ("throughput", "audit", "failover"):
+    for job in ("throughput", "audit", "failover") if share == 1 else ("throughput",):
         told = ask(job, made.name)
         assert told.code == 7
         faults = "; ".join(told.found["faults"])

@@ -17,6 +17,7 @@ from spark.lake.ingest import QUARANTINE, QUARANTINE_SCHEMA, ingest, ingested, p
 from spark.lake.places import digest_of
 from spark.lake.tables import Lake
 from tests.support.events import SECOND, write_run
+from tests.support.spark_questions import rows_read
 
 PUBLISHER = "published-publisher-1.ndjson"
 
@@ -84,6 +85,35 @@ def test_only_new_files_are_opened_and_one_that_was_changed_in_place(
     opened.clear()
     plan(run, lake)
     assert opened == ["published-z-copy.ndjson"]
+
+
+def test_one_more_day_costs_the_rows_of_its_file_however_long_the_run_is(
+    session: SparkSession, run: Path, lake: Lake
+) -> None:
+    """The second day, and the seventh: rows are read from the file, and counted from what was written."""
+    head, *lines = (run / PUBLISHER).read_text().splitlines()
+    for path in run.glob("*.ndjson"):
+        path.unlink()
+
+    def days(*numbers: int) -> int:
+        """Ingest days; return the rows that Spark has read for it."""
+        for day in numbers:
+            shift = dict.fromkeys(("intended_ns", "sent_ns", "confirmed_ns"), day * 86400 * SECOND)
+            written = [head]
+            for row in map(json.loads, lines):
+                moved = {name: row[name] + by for name, by in shift.items() if row[name]}
+                own = {"message_id": f"{day:016}{row['message_id'][16:]}"}
+                written.append(json.dumps(row | moved | own))
+            (run / f"published-day-{day}.ndjson").write_text("\n".join([*written, ""]))
+        before = rows_read(session)
+        assert len(ingest(session, lake, plan(run, lake)).read) == len(numbers)
+        return sum(read for stage, read in rows_read(session).items() if stage not in before)
+
+    days(0)
+    second = days(1)
+    days(2, 3, 4, 5)
+    assert days(6) == second >= 2 * len(lines)
+    assert rows(session, lake, "published") == 7 * len(lines)
 
 
 def test_a_file_that_grows_is_read_again_in_place_of_what_it_gave(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import random
 import shutil
 from datetime import date, timedelta
@@ -19,9 +20,10 @@ from messagebus.recording.manifest import Incident, Manifest
 from spark.lake.events import schema_of
 from spark.lake.ingest import Ingested
 from spark.lake.tables import Lake
-from spark.measures import audit
+from spark.measures import audit, fates
 from spark.measures.fates import FATES, SCHEMA
 from spark.measures.run import Run
+from tests.support.spark_questions import rows_read
 
 RUN_ID, DAYS, DAY_NS, HOUR_NS = "run-1", 6, 86_400_000_000_000, 3_600_000_000_000
 FIRST = date(2026, 11, 20)
@@ -35,9 +37,16 @@ TYPES = {
 }
 
 
+def id_of(number: int) -> bytes:
+    """Return an id of one of three processes, whose messages are numbered; of one in five, without order."""
+    if number % 5 == 4:
+        return hashlib.blake2b(b"%d" % number, digest_size=16).digest()
+    return b"process-%02d" % (number % 3) + number.to_bytes(6)
+
+
 def published(number: int, at_ns: int, **changed: Any) -> Row:
     return {
-        **{"message_id": bytes([number] * 16), "topic": "t", "broker": "mb1", "publisher": "p"},
+        **{"message_id": id_of(number), "topic": "t", "broker": "mb1", "publisher": "p"},
         **{"sequence": number, "key": None, "size": 5, "body_hash": b"b" * 16, "attempts": 1},
         **{
             "outcome": "confirmed",
@@ -50,7 +59,7 @@ def published(number: int, at_ns: int, **changed: Any) -> Row:
 
 def delivered(number: int, at_ns: int, **changed: Any) -> Row:
     return {
-        **{"message_id": bytes([number] * 16), "topic": "t", "subscription": "s", "broker": "mb1"},
+        **{"message_id": id_of(number), "topic": "t", "subscription": "s", "broker": "mb1"},
         **{"consumer": "c", "publisher": "p", "sequence": number, "key": None, "size": 5},
         **{"body_hash": b"b" * 16, "redelivered": 0, "ack": "acked", "received_ns": at_ns},
         **{"acknowledged_ns": at_ns + 1},
@@ -210,3 +219,36 @@ def test_a_new_day_leaves_the_fates_of_older_days_as_they_are(
     assert sorted(after) == days
     # The late one was published on the first day.
     assert [day for day in days if before.get(day) == after[day]] == days[1:4]
+
+
+@pytest.mark.parametrize("spans_max", [fates.SPANS_MAX, 0], ids=["in order", "in no order"])
+def test_a_new_day_costs_the_rows_of_its_files_however_long_the_run_is(
+    session: SparkSession, kept: Kept, monkeypatch: pytest.MonkeyPatch, spans_max: int
+) -> None:
+    """Rows that Spark reads at the second and at the sixth day of a process that lives on.
+
+    Where ids have no order, those of all fates are read too.
+    """
+    monkeypatch.setattr(fates, "SPANS_MAX", spans_max)
+
+    def days(*numbers: int) -> int:
+        """Add days; return the rows that were read for it."""
+        before = rows_read(session)
+        for day in numbers:
+            begin_ns = FIRST_NS + day * DAY_NS
+            for kind in (published, delivered):
+                rows = [
+                    kind(n, begin_ns + n, message_id=b"a-process-" + n.to_bytes(6))
+                    for n in range(day * 9, day * 9 + 9)
+                ]
+                kept.lay(f"{kind.__name__}-{day}", rows)
+            run = kept.run(session)
+            fates.made_anew(session, kept.lake, run.ingested)
+        return sum(read for stage, read in rows_read(session).items() if stage not in before)
+
+    days(0)
+    second = days(1)
+    days(2, 3, 4)
+    assert days(5) == second + (0 if spans_max else 4 * 9)
+    run = kept.run(session)
+    assert told(run.fates()) == at_once(run)
