@@ -24,7 +24,7 @@ from messagebus.http.connections import source_of
 SESSION_S = 12 * 3_600
 SESSIONS_MAX = 1_000
 TRIES_PER_MINUTE = 5
-# Requests of one session or address: so many at once, and so many each second.
+# Requests of one session or address: so many at once, and so many each second; a page counts for several.
 BURST, RATE_PER_S = 200, 100
 # 32 MiB and about 80 ms a password.
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 1 << 15, 8, 1

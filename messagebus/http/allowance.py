@@ -65,13 +65,13 @@ class Allowances:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def take(self, name: str, now_ms: int) -> bool:
-        """Take one of this name's. False: it has none left, and nothing is taken."""
+    def take(self, name: str, now_ms: int, count: int = 1) -> bool:
+        """Take some of this name's. False: it has not so many left, and nothing is taken."""
         bucket = self._buckets.pop(name, None) or Bucket(self._rate_per_s, self._burst)
         self._buckets[name] = bucket
         if len(self._buckets) > self._names_max:
             self._buckets.popitem(last=False)
-        return not bucket.take(1, now_ms)
+        return not bucket.take(count, now_ms)
 
     def give_back(self, name: str) -> None:
         """Return one that was taken."""

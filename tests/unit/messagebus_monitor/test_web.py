@@ -356,6 +356,22 @@ async def test_somebody_who_asks_too_often_is_told_to_wait(open_page: httpx.Asyn
     assert codes.count(429) == 10
 
 
+@pytest.mark.guarantee("slow-connections-are-bounded")
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [("/", 20), ("/subscriptions", 20), ("/api/v1/subscriptions", 20), ("/parts?of=/{}", 40)],
+)
+async def test_one_client_has_as_many_pages_rendered_as_leave_time_for_others(
+    path: str, most: int
+) -> None:
+    monitor, _ = await monitor_of(MonitorConfig(bus=PROXIED))
+    async with client_of(monitor) as client:
+        codes = [(await client.get(path.format(n))).status_code for n in range(most + 10)]
+        assert (codes.count(200), codes.count(429)) == (most, 10)
+    async with client_of(monitor, client=("127.0.0.2", 4_000)) as other:
+        assert (await other.get("/")).status_code == 200
+
+
 class Hostile(MadeUp):
     """A bus in which everything that others name is hostile."""
 
