@@ -83,7 +83,7 @@ Endpoint = Callable[["Monitor", Request, Principal], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One route. role: needed at least; Role.NOBODY: anybody may. cost: in requests of a client's allowance."""
+    """One route. role: needed at least; Role.NOBODY: anybody. cost: in requests of a client's allowance."""
 
     path: str
     role: Role
