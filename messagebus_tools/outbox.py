@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -169,22 +170,40 @@ def _text(value: object) -> str:
 
 
 # Judging.
-def _judge(
-    outbox: Named,
-    what: Callable[[Sequence[int], str], Statement],
-    done: str,
-    ids: Sequence[int],
-    every: bool,
-    destination: str,
-) -> int:
-    """Execute a statement on parked rows. done: what it did. Raises NotFound for no such row."""
-    if bool(ids) == (every or bool(destination)):
-        raise click.UsageError("IDS of rows, or --all, or --destination: which rows?")
-    count = _use(outbox, lambda session: session.change(what(ids, destination)))
-    if not count:
-        raise NotFound("no such parked row")
-    say(f"{done} {plural(count, 'row')}")
-    return Exit.PARTLY if ids and count < len(set(ids)) else Exit.DONE
+class _Chosen:
+    """Parked rows that a command is about. They are read once: what was shown is what is changed."""
+
+    def __init__(self, outbox: Named, ids: Sequence[int], every: bool, destination: str) -> None:
+        if bool(ids) == (every or bool(destination)):
+            raise click.UsageError("IDS of rows, or --all, or --destination: which rows?")
+        self._outbox, self._ids, self._destination = outbox, ids, destination
+
+    @functools.cached_property
+    def rows(self) -> list[Any]:
+        """Their ids, message ids and destinations. Raises NotFound for none."""
+        table = self._outbox.table
+        if not (found := _ask(self._outbox, table.parked_ids(self._ids, self._destination))):
+            raise NotFound("no such parked row")
+        return found
+
+    def question(self) -> str:
+        """Print the rows, or the first of them, and return the question."""
+        for row in self.rows[:SHOWN_LIMIT]:
+            say("  ".join(escaped(_text(each), TEXT_CHARS_MAX) for each in row), err=True)
+        if len(self.rows) > SHOWN_LIMIT:
+            say(f"and {len(self.rows) - SHOWN_LIMIT} more", err=True)
+        return f"Delete {plural(len(self.rows), 'row')}?"
+
+    def change(self, what: Callable[[Mapping[int, object]], list[Statement]], done: str) -> int:
+        """Change those that are still what was read. done: what it did to them."""
+        statements = what({row_id: message_id for row_id, message_id, _ in self.rows})
+
+        async def work(session: Session) -> int:
+            return sum([await session.change(each) for each in statements])
+
+        count = _use(self._outbox, work)
+        say(f"{done} {plural(count, 'row')}")
+        return Exit.PARTLY if count < max(len(set(self._ids)), len(self.rows)) else Exit.DONE
 
 
 @click.command(short_help="Give parked rows to the relays again.")
@@ -202,7 +221,7 @@ def retry(outbox: Named, ids: tuple[int, ...], every: bool, destination: str) ->
       messagebus outbox retry 17 18
       messagebus outbox retry --destination orders
     """
-    return _judge(outbox, outbox.table.retry, "retried", ids, every, destination)
+    return _Chosen(outbox, ids, every, destination).change(outbox.table.retry, "retried")
 
 
 @click.command(short_help="Delete parked rows for good.")
@@ -214,10 +233,13 @@ def retry(outbox: Named, ids: tuple[int, ...], every: bool, destination: str) ->
 def drop(outbox: Named, ids: tuple[int, ...], every: bool, destination: str, yes: bool) -> int:
     """Delete the parked rows IDS for good; they are never published.
 
+    It prints which rows these are, and deletes those that were printed: not another row that has an id of
+    theirs since the database was restored, and none that was parked meanwhile.
+
     \b
     Example:
       messagebus outbox drop 17
     """
-    named = "all parked rows" + (f" of {destination}" if destination else "")
-    confirm(f"Delete {plural(len(ids), 'row') if ids else named}?", yes)
-    return _judge(outbox, outbox.table.drop, "dropped", ids, every, destination)
+    chosen = _Chosen(outbox, ids, every, destination)
+    confirm(chosen.question, yes)
+    return chosen.change(outbox.table.drop, "dropped")

@@ -268,12 +268,12 @@ def redrive_parked(
       messagebus parked redrive orders/billing --reason 'delivery limit' --rate 20 --yes
     """
 
-    def redrive(progress: _Progress) -> ParkedMoved:
+    def redrive(progress: _Progress, most: int | None) -> ParkedMoved:
         return parked.redrive_parked(
             bus_settings(),
             names,
             where=where,
-            count_max=limit,
+            count_max=most,
             rate_per_s=rate,
             on_progress=progress.told,
         )
@@ -303,9 +303,9 @@ def purge_parked(
       messagebus parked purge orders/billing --older-than 30d --dry-run
     """
 
-    def purge(progress: _Progress) -> ParkedMoved:
+    def purge(progress: _Progress, most: int | None) -> ParkedMoved:
         return parked.purge_parked(
-            bus_settings(), names, where=where, count_max=limit, on_progress=progress.told
+            bus_settings(), names, where=where, count_max=most, on_progress=progress.told
         )
 
     return _move(names, where, limit, purge, ("drop", "dropped"), dry_run, yes, as_json)
@@ -315,7 +315,7 @@ def _move(
     names: tuple[str, ...],
     where: ParkedFilter,
     limit: int | None,
-    move: Callable[[_Progress], ParkedMoved],
+    move: Callable[[_Progress, int | None], ParkedMoved],
     verb: tuple[str, str],
     dry_run: bool,
     yes: bool,
@@ -337,7 +337,7 @@ def _move(
         raise click.ClickException("nothing was done")
     progress = _Progress(verb[1], expected)
     try:
-        done = move(progress)
+        done = move(progress, limit if yes else expected)  # no more than somebody agreed to
     except KeyboardInterrupt:
         progress.end()
         say(f"messagebus: interrupted: {verb[1]} {progress.total}", err=True)

@@ -314,18 +314,27 @@ class Table:
             values,
         )
 
-    def retry(self, ids: Sequence[int], destination: str = "") -> Statement:
-        """Return what gives parked rows to the relays again. ids: none for all."""
+    def parked_ids(self, ids: Sequence[int], destination: str = "") -> Statement:
+        """Return what reads id, message id and destination of parked rows. ids: none for all."""
         where, values = self._parked_rows(ids, destination)
         return (
-            f"UPDATE {self.name} SET parked_ms = 0, not_before_ms = 0, attempts = 0 WHERE {where}",
+            f"SELECT id, message_id, destination FROM {self.name} WHERE {where} ORDER BY id",
             values,
         )
 
-    def drop(self, ids: Sequence[int], destination: str = "") -> Statement:
-        """Return what deletes parked rows. ids: none for all."""
-        where, values = self._parked_rows(ids, destination)
-        return f"DELETE FROM {self.name} WHERE {where}", values
+    def retry(self, message_ids: Mapping[int, object]) -> list[Statement]:
+        """Return what gives parked rows to the relays again. message_ids: as of `writes`."""
+        change = f"UPDATE {self.name} SET parked_ms = 0, not_before_ms = 0, attempts = 0"
+        return list(self._judged(change, message_ids))
+
+    def drop(self, message_ids: Mapping[int, object]) -> list[Statement]:
+        """Return what deletes parked rows. message_ids: as of `writes`."""
+        return list(self._judged(f"DELETE FROM {self.name}", message_ids))
+
+    def _judged(self, change: str, message_ids: Mapping[int, object]) -> Iterator[Statement]:
+        for some in _some(list(message_ids)):
+            where, values = self._rows(some, message_ids)
+            yield f"{change} WHERE parked_ms > 0 AND ({where})", values
 
     def _parked_rows(self, ids: Sequence[int], destination: str) -> tuple[str, tuple[object, ...]]:
         where, values = "parked_ms > 0", ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from click.testing import CliRunner, Result
 from messagebus.__main__ import cli
 from messagebus.commands.exits import Exit
 from messagebus.outbox import Outbox, session
+from messagebus.outbox.table import Table
+from messagebus_tools import outbox as outbox_command
 
 SETTING = "MESSAGEBUS_OUTBOX_DATABASE"
 
@@ -168,6 +170,39 @@ def test_only_parked_rows_are_dropped(shop: sqlite3.Connection) -> None:
     assert run("drop", "1", "--yes").stdout == "dropped 1 row\n"
     assert run("drop", "--all", "--yes").exit_code == Exit.DONE
     assert ids(shop, "1 = 1") == [3]
+
+
+def test_a_row_that_took_the_id_of_a_row_that_was_shown_is_kept(
+    shop: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    park(shop, b"one", b"two", b"three")
+    shown: list[str] = []
+
+    def comes_back_older(question: Callable[[], str], _yes: bool) -> None:
+        shown.append(question())
+        shop.execute("DELETE FROM messagebus_outbox WHERE id >= 2")
+        shop.execute("UPDATE sqlite_sequence SET seq = 1")
+        park(shop, b"another", b"four")
+
+    monkeypatch.setattr(outbox_command, "confirm", comes_back_older)
+    done = run("drop", "--all")
+    assert shown == ["Delete 3 rows?"]
+    assert "1  " in done.stderr
+    assert (done.stdout, done.exit_code) == ("dropped 1 row\n", Exit.PARTLY)
+    bodies = shop.execute("SELECT id, body FROM messagebus_outbox ORDER BY id").fetchall()
+    assert bodies == [(2, b"another"), (3, b"four")]
+
+
+def test_a_row_that_took_the_id_of_another_is_not_given_to_the_relays(
+    shop: sqlite3.Connection,
+) -> None:
+    table = Table("sqlite")
+    park(shop, b"one", b"two")
+    rows = {number: f"of before {number}" for number in (1, 2)}
+    rows[2] = shop.execute("SELECT message_id FROM messagebus_outbox WHERE id = 2").fetchone()[0]
+    for text, values in table.retry(rows):
+        shop.execute(text, values)
+    assert ids(shop, "parked_ms = 0") == [2]
 
 
 def test_rows_that_others_wrote_are_shown_whatever_they_hold(shop: sqlite3.Connection) -> None:

@@ -336,7 +336,10 @@ def test_a_person_is_asked_and_sees_how_far_it_is(
     person = SimpleNamespace(stdin=terminal, stderr=terminal)
     monkeypatch.setattr(parked_command, "sys", person)
 
-    def purge(*_: object, on_progress: Callable[[ParkedProgress], None], **__: object) -> Any:
+    def purge(
+        *_: object, on_progress: Callable[[ParkedProgress], None], count_max: int, **__: object
+    ) -> Any:
+        assert count_max == 3, "what was parked since the question stays"
         on_progress(ParkedProgress(name="orders/billing", broker=ONE, moved=2, total=2))
         raise KeyboardInterrupt
 
