@@ -73,6 +73,7 @@ class Registration:
     complete: every broker has it, or takes no publishes before it has it. held: has it, settled. later:
     takes no publishes before it has it. missing: may take publishes without it -> the reason.
     options: name -> its options, as `messagebus.topology.options_of` gives them; empty where unknown.
+    created: names that did not exist before.
     """
 
     complete: bool
@@ -80,6 +81,7 @@ class Registration:
     later: tuple[str, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Options] = field(default_factory=dict)
+    created: tuple[str, ...] = ()
 
 
 class Topology(Protocol):

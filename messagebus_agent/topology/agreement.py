@@ -242,15 +242,16 @@ class Topology:
         return judged
 
     async def _change(self, asked: Mapping[str, Options], alive: bool) -> Completion:
-        above = 0
+        above, created = 0, tuple[str, ...]()
         for _round in range(CHANGE_ROUNDS):
             current = self._lists.current
             if current is None:
                 raise NoMajority("no consumer list: nobody knows who the agents are")
             before, (judged, above) = above, await self._one_round(current, asked, alive, above)
+            created = created or judged.created
             stands = self._stands(asked, alive) and above == before
             if self._lists.current == current and stands:
-                return judged
+                return replace(judged, created=created)
         why = "the list or the entry changed in every round"
         return Completion(complete=False, held=(), later=(), missing={self._me: why})
 
@@ -279,6 +280,7 @@ class Topology:
         if not alive and (why := _still_read(self.register.entries, asked)):
             raise TopologyMismatch(why)
         options = await self._agreed(current, asked, heard) if alive else asked
+        created = tuple(name for name in names if alive and not self._lives(name))
         entries = self.register.change(
             names, alive=alive, answered=heard, above=above, options=options
         )
@@ -306,8 +308,12 @@ class Topology:
         replies |= dict(await asyncio.gather(*(self._probed(broker) for broker in silent)))
         if alive and any(MQTT in each for each in asked.values()):
             replies = {name: _with_mqtt(each) for name, each in replies.items()}
-        judged = completion(current.names, replies)
+        judged = replace(completion(current.names, replies), created=created)
         return judged, max([above, *(answer.above for answer in told.values())])
+
+    def _lives(self, name: str) -> bool:
+        entry = self.register.entries.get(name)
+        return entry is not None and entry.alive
 
     async def _agreed(
         self, current: BrokerList, asked: Mapping[str, Options], answering: Collection[str]
@@ -319,8 +325,7 @@ class Topology:
         taken, against = resolve(self.register.entries, asked)
         if against:
             raise TopologyMismatch("; ".join(against.values()))
-        entries = self.register.entries
-        new = [name for name in taken if name not in entries or not entries[name].alive]
+        new = [name for name in taken if not self._lives(name)]
         wanted = [with_options(name, taken[name]) for name in new]
         peers = [peer for peer in current.listed if peer.broker.name in answering]
         if wanted:

@@ -463,12 +463,16 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The end of a change, over all its names. missing: broker -> the reason that it prevents completion."""
+    """The end of a change, over all its names. missing: broker -> the reason that it prevents completion.
+
+    created: names that did not exist before it.
+    """
 
     complete: bool
     held: tuple[str, ...]
     later: tuple[str, ...]
     missing: Mapping[str, str]
+    created: tuple[str, ...] = ()
 
 
 def completion(listed: Iterable[str], replies: Mapping[str, Reply]) -> Completion:

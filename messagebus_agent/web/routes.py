@@ -370,6 +370,7 @@ class _Web:
                 "later": list(changed.later),
                 "missing": dict(changed.missing),
                 "options": self._options_of(wanted) if alive else {},
+                "created": list(changed.created),
             }
         )
 

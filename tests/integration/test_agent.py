@@ -132,7 +132,10 @@ def test_an_application_registers_by_its_broker_login(cluster: LocalCluster, top
         "later": [],
         "missing": {},
         "options": {name: {} for name in wanted},
+        "created": wanted,
     }
+    again = post(cluster, "mb2", {"wanted": wanted}, auth=bus_login(cluster))
+    assert again.json()["created"] == []
     for name in cluster.names:
         settled = agent_answer(cluster, name, "/settled")
         assert settled["settled"]

@@ -56,9 +56,13 @@ def test_each_level_passes_messages_and_only_fsync_waits_to_be_settled(
 ) -> None:
     destination = Topic(name, durability)
     began_s = time.monotonic()
-    assert declare(alone, [Subscription(destination, "all"), destination]).complete
+    wanted = [Subscription(destination, "all"), destination]
+    declared = declare(alone, wanted)
     took_s = time.monotonic() - began_s
+    assert declared.complete
     assert (took_s >= module.SETTLE_MS / 1000) is (durability is Durability.FSYNC)
+    if durability is Durability.FSYNC:
+        assert (declared.created, declare(alone, wanted).created) == ((f"{name}/all",), ())
     with (
         Publisher(alone) as publisher,
         Consumer(alone, destination, subscription="all") as consumer,

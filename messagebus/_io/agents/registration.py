@@ -260,6 +260,7 @@ def read_registration(url: str, answer: httpx.Response) -> Registration:
             tuple(told["later"]),
             dict(told["missing"]),
             {name: dict(options) for name, options in told.get("options", {}).items()},
+            tuple(told.get("created", ())),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as fault:
         raise LinkLost(url, f"not an agent's answer: {answer.text.strip()[:200]!r}") from fault
@@ -292,7 +293,7 @@ class Alone:
         )
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._bring_about(link, wanted)
+                created = await self._bring_about(link, wanted)
         except TimeoutError:
             missing = {self._bus.broker: f"not settled within {timeout_ms} ms"}
             raise RegistrationIncomplete(", ".join(map(str, wanted)), missing) from None
@@ -300,7 +301,10 @@ class Alone:
             raise TopologyError(str(fault)) from fault
         finally:
             await link.close()
-        return Registration(True, held=(link.broker or link.address.name,))
+        found = Registration(True, held=(link.broker or link.address.name,), created=created)
+        if told is not None:
+            told(found)
+        return found
 
     async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
         link = await dial(
@@ -323,18 +327,19 @@ class Alone:
     async def homes(self, topic: str, known: str, *, wait_s: int) -> str:
         raise LinkLost(self._bus.broker, "a broker alone has no partitions")
 
-    async def _bring_about(self, link: Link, wanted: Sequence[Wanted]) -> None:
+    async def _bring_about(self, link: Link, wanted: Sequence[Wanted]) -> tuple[str, ...]:
+        """Declare, settle and bind these. Returns the names of those with a queue that was not settled."""
         try:
             for each in wanted:
                 await _claim_level(link, each)
-            await self._declare_settled(link, wanted)
+            return await self._declare_settled(link, wanted)
         except ChannelRefused as fault:
             if fault.code == PRECONDITION_FAILED:
                 told = f"on {self._bus.broker}: {mismatch_text(fault.reason)}"
                 raise TopologyMismatch(told) from fault
             raise
 
-    async def _declare_settled(self, link: Link, wanted: Sequence[Wanted]) -> None:
+    async def _declare_settled(self, link: Link, wanted: Sequence[Wanted]) -> tuple[str, ...]:
         for exchange in LADDER.exchanges:
             await _declare_exchange(link, exchange)
         parts = [declarations(each) for each in wanted]
@@ -354,6 +359,8 @@ class Alone:
             await _bind(link, part.bindings)
         for part in unsettled:
             await _mark_settled(link, part)
+        parts_of = zip(map(str, wanted), parts, strict=False)  # the last part is nobody's
+        return tuple(name for name, part in parts_of if part in unsettled)
 
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]

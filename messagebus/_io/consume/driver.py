@@ -245,7 +245,11 @@ class ConsumeDriver:
             self._tell_changed()
 
     def _registered(self, found: Registration) -> None:
-        """Look whether the topic has partitions: then their segments are consumed from."""
+        """Look whether it is new, and whether the topic has partitions: their segments are consumed from."""
+        expires = isinstance(self._source, Subscription) and self._source.expires_s
+        if str(self._source) in found.created and not expires:
+            told = "nobody had declared it: is the name right?"
+            log.warning("created source=%s reason=%r", self._source, told)
         options = found.options.get(str(self._source), {})
         has_segments = options.get("partitions") and options.get("ordered", True)
         if not has_segments or self._segments is not None:
@@ -701,11 +705,11 @@ class ConsumeDriver:
             )
 
     def _dial_failed(self, broker: str, fault: Exception) -> None:
-        if not self.is_attached_to_one():
-            self._outage.dial_failed(broker, str(fault) or TOO_LATE, is_absent=is_absent(fault))
         log.debug("dial failed broker=%s reason=%r", broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
             self._login_refused(fault)
+        elif not self.is_attached_to_one():
+            self._outage.dial_failed(broker, str(fault) or TOO_LATE, is_absent=is_absent(fault))
         if is_absent(fault):
             self._register_soon()
         if self._members.states.get(broker) is State.DIALING:

@@ -148,6 +148,12 @@ async def test_what_exists_beside_a_name_is_told_by_agents_that_say_it() -> None
     assert (await register(Asked(told(COMPLETE)))).options == {}
 
 
+async def test_what_is_new_is_told_by_agents_that_say_it() -> None:
+    found = await register(Asked(told({**COMPLETE, "created": ["orders/billing"]})))
+    assert found.created == ("orders/billing",)
+    assert (await register(Asked(told(COMPLETE)))).created == ()
+
+
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -163,6 +169,7 @@ async def test_what_exists_beside_a_name_is_told_by_agents_that_say_it() -> None
         told({"complete": True, "held": None, "later": [], "missing": {}}),
         told({**COMPLETE, "options": ["orders/billing"]}),
         told({**COMPLETE, "options": {"orders/billing": 5}}),
+        told({**COMPLETE, "created": 5}),
         said("[]", 200),
         said("null", 200),
         said("<html>moved</html>", 302),

@@ -102,6 +102,50 @@ async def test_a_mismatch_is_told_even_where_links_open_after_it() -> None:
         await driver.stop(0)
 
 
+class Answering(MemoryWire):
+    """Wire whose registrations create what they are asked for, every time."""
+
+    def topology(self) -> Topology:
+        topology = super().topology()
+
+        async def register(
+            wanted: Sequence[Wanted],
+            *,
+            timeout_ms: int,
+            enough: bool = False,
+            told: Callable[[Registration], None] | None = None,
+        ) -> Registration:
+            found = Registration(True, created=tuple(map(str, wanted)))
+            assert told is not None
+            told(found)
+            return found
+
+        topology.register = register  # type: ignore[method-assign]
+        return topology
+
+
+@pytest.mark.parametrize(("expires_s", "lines"), [(0, 1), (60, 0)])
+async def test_a_subscription_that_nobody_had_declared_is_named_when_its_consumer_creates_it(
+    caplog: pytest.LogCaptureFixture, expires_s: int, lines: int
+) -> None:
+    brokers = MemoryBrokers(["mb1:5672"])
+    source = Subscription(Topic("orders"), "biling", expires_s=expires_s)
+    brokers.declare(source)
+    driver = ConsumeDriver(
+        BusConfig(broker="mb1"),
+        source,
+        ConsumerConfig(),
+        lambda: None,
+        Answering(brokers),
+        withdraw=nothing,
+    )
+    driver.start()
+    assert await driver.wait_until(lambda: driver.registration is not None, WAIT_S)
+    await driver.stop(0)
+    created = [each for each in caplog.messages if "created source=orders/biling" in each]
+    assert len(created) == lines
+
+
 ORDERED = Subscription(Topic("orders"), "billing", single_active=True)
 
 

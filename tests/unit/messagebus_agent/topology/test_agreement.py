@@ -173,6 +173,8 @@ async def test_a_change_held_by_all_is_complete(rig: Rig) -> None:
     assert [each.wanted for each in rig.peers.pushed[0]] == ["orders", "queue:jobs"]
     assert rig.upkeep.stored_first == [True]
     assert (rig.topology.changes, rig.topology.changes_incomplete) == (1, 0)
+    assert judged.created == ("orders", "queue:jobs")
+    assert (await rig.topology.change(["orders", "new"], alive=True)).created == ("new",)
 
 
 async def test_equal_changes_that_wait_for_their_turn_are_made_once_for_all(rig: Rig) -> None:

@@ -36,7 +36,7 @@ from messagebus_tools.observing.snapshot import read_answer
 ENTRY = Entry(wanted="orders", number=1, origin="a:5672", alive=True, tomb=0)
 USER = httpx.BasicAuth("bus", "pw")
 OPERATOR = {"Authorization": "Bearer token"}
-DONE = Completion(complete=True, held=("a:5672",), later=(), missing={})
+DONE = Completion(complete=True, held=("a:5672",), later=(), missing={}, created=("orders/a",))
 
 
 def brokers(generation: int) -> BrokerList:
@@ -376,6 +376,7 @@ async def test_a_change_by_login_or_token(rig: Rig) -> None:
             "later": [],
             "missing": {},
             "options": {ENTRY.wanted: dict(ENTRY.options)},
+            "created": ["orders/a"],
         }
     assert rig.topology.changed == [(["orders", "orders/a"], True)] * 2
     assert (await rig.http.post("/topology", json=body)).status_code == 401
