@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,19 @@ from messagebus.tls import trusting_nobody
 HANDSHAKE_WITHIN_S = 1.0
 DEFAULT_PORTS = {"http": 80, "https": 443}
 LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20)
+
+
+class _OurURL(httpx.URL):
+    """The address of a request of ours. httpx would log it at INFO, and consumers ask all the time."""
+
+
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    args = record.args
+    return not (isinstance(args, tuple) and any(isinstance(each, _OurURL) for each in args))
+
+
+# Of the application's own requests it keeps every line.
+logging.getLogger("httpx").addFilter(_is_not_ours)
 
 
 def http_client(
@@ -36,6 +50,7 @@ def http_client(
 
     async def name(request: httpx.Request) -> None:
         """Set the SNI name: TLS passes through the balancer, to a certificate for tls_server_name."""
+        request.url = _OurURL(request.url)
         if bus.tls_server_name and request.url.host == bus.address.host.strip("[]"):
             request.extensions["sni_hostname"] = bus.tls_server_name
 

@@ -577,17 +577,19 @@ class PublishDriver:
         return await self._destinations.verify(link)
 
     def _dial_failed(self, number: int, fault: Exception) -> None:
-        if self.route.current is None and self._beside is None:
-            self._outage.dial_failed(
-                self._bus.broker, str(fault) or TOO_LATE, is_absent=is_absent(fault)
-            )
-        log.debug("dial failed broker=%s reason=%r", self._bus.broker, str(fault) or TOO_LATE)
+        reason = str(fault) or TOO_LATE
+        log.debug("dial failed broker=%s reason=%r", self._bus.broker, reason)
         if isinstance(fault, LoginRefused):
             if _refusals.allows():
                 log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
             self.fatal = fault
             self.connected.set()
-        self._last_fault = f"; last fault: {str(fault) or TOO_LATE}"
+            self._last_fault = f"; login refused: {reason}"
+        else:
+            if self.route.current is None and self._beside is None:
+                self._outage.dial_failed(self._bus.broker, reason, is_absent=is_absent(fault))
+            if self.fatal is None:  # else that a later dial had no answer says less
+                self._last_fault = f"; last fault: {reason}"
         # A refused certificate locks no account.
         refused, absent = type(fault) is LoginRefused, getattr(fault, "absent", False)
         self.route.lost(number, now_ms(), random.random(), refused=refused, absent=absent)

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from messagebus import AsyncConsumer, AsyncPublisher
+from messagebus import AsyncConsumer, AsyncPublisher, LinkLost, LoginRefused, Refused
 from messagebus._io import wire
+from messagebus._io.amqp.link import Link
+from messagebus._io.publish import driver as publish_driver
 from messagebus._io.wire import OUTAGE_TOLD_EVERY_MS, Outage
+from messagebus.clock import LogLimit
 from messagebus.testing import MemoryBus, links
 from tests.support.eventually import eventually_async
 
@@ -115,3 +118,22 @@ def test_a_long_outage_is_told_once_a_minute(
     outage.dial_failed("b1", "refused")
     assert caplog.messages[-1].endswith("for_s=0 dials=1 reason='refused'")
     assert OUTAGE_TOLD_EVERY_MS == 60_000
+
+
+async def test_a_publish_that_found_no_link_names_the_refused_login(
+    bus: MemoryBus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = iter([LoginRefused("b1", "ACCESS_REFUSED - Login was refused")])
+
+    async def dial(*_: Any, **__: Any) -> Link:
+        raise next(faults, LinkLost("b1", "no answer in time"))
+
+    monkeypatch.setattr(links.MemoryWire, "dial", dial)
+    monkeypatch.setattr(publish_driver, "_refusals", LogLimit(0))
+    async with bus.async_publisher() as publisher:
+        driver = publisher._driver
+        assert driver is not None
+        await eventually_async(lambda: driver.route.dials > 2, within_s=WITHIN_S)
+        with pytest.raises(Refused, match="; login refused: b1: ACCESS_REFUSED"):
+            await publisher.send_safe("orders", b"x", timeout_s=0.01)
+    assert "login refused broker=b1" in caplog.messages[0], "not that nobody is reached"

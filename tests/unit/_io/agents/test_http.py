@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -124,3 +125,16 @@ async def test_a_name_that_nobody_knows_is_an_error_of_the_connection(
     async with client(url) as http:
         with pytest.raises(httpx.ConnectError, match="not known"):
             await http.get(url)
+
+
+async def test_requests_of_a_client_leave_no_line_in_the_applications_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with servers(monkeypatch, first=200) as (url, _one, _two), client(url) as http:
+        assert (await http.get(url)).status_code == 200
+        assert caplog.messages == []
+        async with httpx.AsyncClient(trust_env=False) as others:
+            address = url.replace(NAME, ADDRESSES[0])
+            assert (await others.get(address)).status_code == 200
+    assert len(caplog.messages) == 1, "the application's own requests keep theirs"
