@@ -34,7 +34,7 @@ from messagebus._io.consume.runs import (
     words_of,
 )
 from messagebus._io.hooks import HookChain, Watched, hook_chain
-from messagebus._io.loop import OneStop, Tasks, now_ms
+from messagebus._io.loop import Ends, OneStop, Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
     Address,
@@ -60,7 +60,7 @@ from messagebus.consumer import (
 from messagebus.core.confirms import bundled
 from messagebus.core.pending import Item
 from messagebus.destination import Destination, Source
-from messagebus.errors import AlreadySettled, ConfigError, MessageBusError, NotReady, Stopped
+from messagebus.errors import AlreadySettled, ConfigError, NotReady, Stopped
 from messagebus.handling import (
     RetryPolicy,
     checked_after,
@@ -276,7 +276,7 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> list[Published]:
         """Publish several payloads together, as `Publisher.send_many` does."""
-        failed: MessageBusError | None = None
+        failed: Exception | None = None
         payloads = checked_payloads(payloads)
         if self._hooks is not None:
             ends: list[asyncio.Future[Published]] = []
@@ -286,7 +286,7 @@ class AsyncPublisher:
                         ends.append(
                             await self.submit(destination, each, timeout_s=timeout_s, **options)
                         )
-                except MessageBusError as fault:
+                except Exception as fault:  # also of the application's iterable
                     failed = fault
                 return ends_or_raise([await end for end in ends], failed)
         driver, read = self._running(), self._outgoing.read
@@ -316,7 +316,7 @@ class AsyncPublisher:
                 if self._waiting or not driver.pending.has_room(len(body)):
                     left_ms = await self._wait_for_room(len(body), timeout_ms)
                 many.add(driver.submit(target, body, message, left_ms, many))
-        except MessageBusError as fault:
+        except Exception as fault:  # also of the application's iterable
             failed = fault
         many.all_added()
         await finished
@@ -333,7 +333,7 @@ class AsyncPublisher:
     ) -> list[Published]:
         driver = self._running()
         timeout_ms, read = self._timeout_ms(timeout_s), self._outgoing.read
-        failed: MessageBusError | None = None
+        failed: Exception | None = None
         try:
             for payload in payloads:
                 outgoing = target, body, message = read(destination, payload, options)
@@ -342,7 +342,7 @@ class AsyncPublisher:
                     many.add(await self._accept_redundant(driver, outgoing, timeout_s, many))
                 else:
                     many.add(fleet.submit(target, body, message, timeout_ms, many))
-        except MessageBusError as fault:
+        except Exception as fault:  # also of the application's iterable
             failed = fault
         many.all_added()
         await finished
@@ -524,6 +524,7 @@ class AsyncConsumer:
         self._handlings: list[Handling] = []
         self._bridges: list[Bridge] = []
         self._ending = OneStop()
+        self._ends = Ends()
         self._grace_s = DRAIN_S
 
     @property
@@ -592,7 +593,13 @@ class AsyncConsumer:
         await self.stop(None if kind is None else 0)
 
     async def receive(self, timeout_s: float | None = None) -> Delivery | None:
-        """Wait for the next delivery, as `Consumer.receive` does."""
+        """Wait for the next delivery, as `Consumer.receive` does; for a thread read a task."""
+        delivery = self.receive_immediate() or await self._receive(timeout_s)
+        if delivery is None and self._status is not RUNNING:
+            self._ends.give(asyncio.current_task())
+        return delivery
+
+    async def _receive(self, timeout_s: float | None = None) -> Delivery | None:
         if (delivery := self.receive_immediate()) is not None:  # without the cost of a timeout
             return delivery
         timeout_s = checked_wait(timeout_s)
@@ -657,7 +664,7 @@ class AsyncConsumer:
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         """Yield deliveries until the consumer is stopped."""
-        while (delivery := self.receive_immediate() or await self.receive()) is not None:
+        while (delivery := self.receive_immediate() or await self._receive()) is not None:
             yield delivery
 
     async def run(
@@ -737,7 +744,7 @@ class AsyncConsumer:
             size,
             linger_s,
             take=self.receive_immediate,
-            receive=self.receive,
+            receive=self._receive,
             is_over=lambda: self._status is not RUNNING,
             is_wanted=lambda delivery: at_most_once or self._is_live(delivery),
             read=read,
@@ -935,7 +942,7 @@ class _Singles:
 
     def __init__(self, consumer: AsyncConsumer) -> None:
         self.take = consumer.receive_immediate
-        self.receive = consumer.receive
+        self.receive = consumer._receive
 
     def withdraw(self) -> Sequence[Delivery]:
         """Return nothing: no delivery waits here."""

@@ -28,7 +28,7 @@ from messagebus._io.consume.runs import (
     words_of,
 )
 from messagebus._io.hooks import hook_chain
-from messagebus._io.loop import LoopThread, OneStop, Tasks, is_interrupting, now_ms
+from messagebus._io.loop import Ends, LoopThread, OneStop, Tasks, is_interrupting, now_ms
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import AT_MOST_ONCE_DEDUP, BusConfig, ConsumerConfig
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
@@ -239,7 +239,7 @@ class Consumer:
         return driver
 
     def request_stop(self) -> None:
-        """Hand out no more deliveries: `receive` returns None, an iteration and `run` end.
+        """Hand out no more deliveries: `receive` returns None once a thread, an iteration and `run` end.
 
         It never waits, so a signal handler may call it. Deliveries that were received can still be answered;
         `stop`, or the end of the `with` block, waits for their answers and hangs up.
@@ -287,8 +287,15 @@ class Consumer:
     def receive(self, timeout_s: float | None = None) -> Delivery | None:
         """Wait for the next delivery; None after timeout_s, or when the consumer is stopped.
 
-        timeout_s: None for no bound; a negative one is 0. Raises ConfigError for no number of seconds.
+        timeout_s: None for no bound; a negative one is 0. Raises ConfigError for no number of seconds, and
+        Stopped before the start, and in a thread that has had the None of a stop: else its loop would spin.
         """
+        delivery = self._receive(timeout_s)
+        if delivery is None and self.status is not Status.RUNNING:
+            self._arrivals.ends.give(threading.current_thread())
+        return delivery
+
+    def _receive(self, timeout_s: float | None = None) -> Delivery | None:
         self._running()
         timeout_s = checked_wait(timeout_s)
         until_ms = None if timeout_s is None else now_ms() + int(timeout_s * 1000)
@@ -319,7 +326,7 @@ class Consumer:
     def receive_many(self, count_max: int, timeout_s: float | None = None) -> list[Delivery]:
         """Wait for one delivery as `receive` does, and return it with all that are there, in order.
 
-        At most count_max; none after timeout_s, or when the consumer is stopped.
+        At most count_max; none after timeout_s, or when the consumer is stopped. Raises as `receive`.
         """
         first = self.receive(timeout_s)
         found = [] if first is None else [first]
@@ -366,7 +373,7 @@ class Consumer:
 
     def __iter__(self) -> Iterator[Delivery]:
         """Yield deliveries until the consumer is stopped."""
-        while (delivery := self.receive()) is not None:
+        while (delivery := self._receive()) is not None:
             yield delivery
 
     def run(
@@ -403,7 +410,7 @@ class Consumer:
         )
         if (claims := self._running()[1].run_handlers()) is not None:
             handling.claims = ClaimsByPost(claims, self._on_loop)
-        threads = HandlerThreads(handling, self.receive, context=run_context(self))
+        threads = HandlerThreads(handling, self._receive, context=run_context(self))
         ticking = Ticking(handling)
         self._arrivals.grace_s = grace_s
         self._handlings.append(handling)
@@ -601,6 +608,7 @@ class _Arrivals:
         # Its `put` may interrupt a `get` of the same thread; an Event's `set` may not interrupt its `wait`.
         self._stop_asked: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ending, self._left, self.grace_s = OneStop(), 0, DRAIN_S
+        self.ends = Ends()
 
     @property
     def is_here(self) -> bool:

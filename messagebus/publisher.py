@@ -39,7 +39,6 @@ from messagebus.destination import Destination
 from messagebus.errors import (
     BacklogFull,
     ConfigError,
-    MessageBusError,
     NotReady,
     PublishError,
     Refused,
@@ -125,10 +124,11 @@ def with_spool(config: PublisherConfig | None, spool: Spool | str | Path | None)
     return replace(config, spool=spool if isinstance(spool, Spool) else Spool(spool))
 
 
-def ends_or_raise(ends: list[Published], failed: MessageBusError | None) -> list[Published]:
+def ends_or_raise(ends: list[Published], failed: Exception | None) -> list[Published]:
     """Return the ends of those that were accepted; raise the error with them, where one was not."""
     if failed is not None:
-        failed.ends = ends
+        with contextlib.suppress(AttributeError):  # a frozen class of the application's
+            failed.ends = ends  # type: ignore[attr-defined]
         raise failed
     return ends
 
@@ -354,9 +354,10 @@ class Publisher:
     ) -> list[Published]:
         """Publish all in flight together; return their ends, in order. Raises as `submit`.
 
-        timeout_s: for each of them. When one is not accepted, the error has the ends of those before it.
+        timeout_s: for each of them. When one is not accepted, or payloads raises an error, that error is
+        raised after all before it have ended, and its attribute `ends` has their ends, in order.
         """
-        failed: MessageBusError | None = None
+        failed: Exception | None = None
         payloads = checked_payloads(payloads)
         self._intake.refuse_here()
         if self._hooks is not None:
@@ -365,7 +366,7 @@ class Publisher:
                 try:
                     for each in payloads:
                         ends.append(self.submit(destination, each, timeout_s=timeout_s, **options))
-                except MessageBusError as fault:
+                except Exception as fault:  # also of the application's iterable
                     failed = fault
                 return ends_or_raise([end.result() for end in ends], failed)
         thread, finished, read = self._running()[0], Future[None](), self._outgoing.read
@@ -373,7 +374,7 @@ class Publisher:
         try:
             for payload in payloads:
                 self._accept(read(destination, payload, options), timeout_s, many)
-        except MessageBusError as fault:
+        except Exception as fault:  # also of the application's iterable
             failed = fault
         if not thread.try_call_soon(many.all_added):  # behind them all, on the loop
             many.all_added()  # it has ended, and all of them before it

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextvars import Context
@@ -221,6 +222,19 @@ class LoopThread:
     def _end(self) -> None:
         self._is_over = True
         self._loop.stop()
+
+
+class Ends:
+    """The callers, threads or tasks, that were given the None of a stop."""
+
+    def __init__(self) -> None:
+        self._given: weakref.WeakSet[object] = weakref.WeakSet()
+
+    def give(self, caller: object) -> None:
+        """Note that a caller gets it. Raises Stopped for a second time."""
+        if caller in self._given:
+            raise Stopped("the consumer is stopped")
+        self._given.add(caller)
 
 
 class OneStop:

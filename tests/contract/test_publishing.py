@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from messagebus import (
     MessageInvalid,
     NameInvalid,
     Outcome,
+    Published,
     Publisher,
     PublisherConfig,
     Queue,
@@ -283,6 +285,22 @@ async def test_a_payload_that_is_none_tells_the_ends_of_those_before_it(bus: Bus
     with pytest.raises(MessageInvalid) as invalid:
         await publisher.call("send_many", bus.topic, payloads)
     assert [end.outcome for end in invalid.value.ends] == [Outcome.CONFIRMED] * 2
+
+
+async def test_an_iterable_that_raises_tells_the_ends_of_those_before_it(bus: Bus) -> None:
+    await bus.consumer()
+    publisher = await bus.publisher()
+    pair = [Message(body=b"1"), Message(body=b"2")]
+
+    def lines() -> Iterator[Message]:
+        yield from pair
+        raise OSError("the disk went away")
+
+    with pytest.raises(OSError, match="disk") as failed:
+        await publisher.call("send_many", bus.topic, lines())
+    ends: list[Published] = failed.value.ends  # type: ignore[attr-defined]
+    assert [end.outcome for end in ends] == [Outcome.CONFIRMED] * 2
+    assert await publisher.call("flush") == 0
 
 
 async def test_a_publish_ends_by_its_deadline(bus: Bus) -> None:

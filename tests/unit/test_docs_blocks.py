@@ -95,10 +95,10 @@ def lead_into_memory(monkeypatch: pytest.MonkeyPatch, bus: MemoryBus) -> None:
     for module in (publisher, consumer, aio, replay):
         monkeypatch.setattr(module, "amqp_wire", lambda _config: wire)
     monkeypatch.setattr(directory, "topology_for", lambda _config: wire.topology())
-    monkeypatch.setattr(Consumer, "receive", _ending(Consumer.receive))
+    monkeypatch.setattr(Consumer, "_receive", _ending(Consumer._receive))
     running: set[App] = set()
     monkeypatch.setattr(App, "run", _noted(App.run, running))
-    monkeypatch.setattr(AsyncConsumer, "receive", _ending_async(AsyncConsumer.receive, running))
+    monkeypatch.setattr(AsyncConsumer, "_receive", _ending_async(AsyncConsumer._receive, running))
 
 
 def _noted(run: Any, running: set[App]) -> Any:

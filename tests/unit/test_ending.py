@@ -282,6 +282,34 @@ def test_a_consumer_that_is_asked_to_stop_ends_its_loop_and_keeps_its_last_answe
     assert bus.waiting("orders", "a") == 2
 
 
+def test_a_loop_that_receives_from_a_stopped_consumer_ends_and_never_spins(bus: MemoryBus) -> None:
+    with bus.consumer("orders", subscription="a") as consumer:
+        consumer.request_stop()
+        assert consumer.receive(WITHIN_S) is None
+        with pytest.raises(Stopped):
+            consumer.receive(WITHIN_S)
+        assert list(consumer) == []
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(consumer.receive, WITHIN_S).result(WITHIN_S) is None
+    with pytest.raises(Stopped):
+        consumer.receive_many(5, WITHIN_S)
+
+
+async def test_a_task_that_receives_from_a_stopped_consumer_ends_and_never_spins(
+    bus: MemoryBus,
+) -> None:
+    consumer = bus.async_consumer("orders", subscription="a")
+    await consumer.start()
+    waiting = asyncio.create_task(consumer.receive())
+    await asyncio.sleep(0)
+    await consumer.stop()
+    assert await waiting is None
+    assert await consumer.receive(WITHIN_S) is None
+    with pytest.raises(Stopped):
+        await consumer.receive(WITHIN_S)
+    assert [each async for each in consumer] == []
+
+
 def test_a_requested_stop_ends_run_in_every_thread(bus: MemoryBus) -> None:
     with bus.publisher() as publisher:
         publisher.send_safe("orders", b"1")
