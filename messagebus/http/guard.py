@@ -95,8 +95,9 @@ class Guard:
         if origin == "null" and headers.get("sec-fetch-site") == "same-origin":
             return Sender.OURS  # a form of a page that tells no referrer
         if origin is not None:
-            ours = self.url.rstrip("/") if self.url else f"{scheme}://{headers.get('host', '')}"
-            is_ours = origin == ours or origin in self.origins
+            ours = _origin_of(self.url or f"{scheme}://{headers.get('host', '')}")
+            # A frame without an origin of its own says "null", of whatever site it is.
+            is_ours = origin == ours or (origin in self.origins and origin != "null")
             return Sender.OURS if is_ours else Sender.FOREIGN
         match headers.get("sec-fetch-site"):
             case None:
@@ -150,6 +151,18 @@ def is_public_url(url: str) -> bool:
         return False
     has_more = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username
     return parts.scheme in ("http", "https") and bool(parts.hostname) and not has_more
+
+
+def _origin_of(url: str) -> str:
+    """Return the origin of an address as browsers write it; "" for what is none."""
+    try:
+        parts = urlsplit(url)
+        is_default = parts.port == {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return ""
+    host = parts.hostname or ""
+    port = "" if parts.port is None or is_default else f":{parts.port}"
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}"
 
 
 def _name_of(host: str) -> str:

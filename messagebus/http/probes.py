@@ -23,6 +23,7 @@ log = logging.getLogger("messagebus.http")
 CONNECTIONS_MAX = 32
 HEAD_S, WRITE_S = 5.0, 5.0
 HEAD_BYTES_MAX = 8 << 10
+PATH_CHARS_MAX = 200  # in the log
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -105,7 +106,7 @@ class ProbeServer:
             try:
                 answer = self.ask(path)
             except Exception:
-                log.exception("no answer to a probe path=%s", path)
+                log.exception("no answer to a probe path=%r", path[:PATH_CHARS_MAX])
                 answer = Answer(500, TEXT, b"failed\n")
             with contextlib.suppress(RuntimeError):  # the server has ended
                 self._loop.call_soon_threadsafe(tell, answer)

@@ -123,6 +123,28 @@ def test_without_a_public_address_a_page_is_ours_by_scheme_and_host() -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("https://Bus.Example/", "https://bus.example"),
+        ("https://bus.example:443", "https://bus.example"),
+        ("http://bus.example:80", "http://bus.example"),
+        ("https://bus.example:8443", "https://bus.example:8443"),
+        ("https://[2001:DB8::1]:443", "https://[2001:db8::1]"),
+    ],
+)
+def test_our_own_page_is_ours_however_its_address_is_written(url: str, origin: str) -> None:
+    assert is_public_url(url)
+    assert Guard(url=url).sender({"origin": origin}, "http") is Sender.OURS
+    assert Guard(url=url).sender({"origin": f"{origin}.evil.example"}, "http") is Sender.FOREIGN
+
+
+def test_a_frame_that_hides_its_origin_is_foreign_even_where_null_may_call_by_a_token() -> None:
+    guard = Guard(is_open=True, origins=("null", "*"))
+    assert guard.sender({"origin": "null", "host": "127.0.0.1"}, "http") is Sender.FOREIGN
+    assert guard.sender({"origin": "http://evil.example"}, "http") is Sender.FOREIGN
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "bus.example",

@@ -90,3 +90,15 @@ def test_an_answer_that_cannot_be_made_is_500_and_the_next_is_served(server: Pro
     assert probed(server) == "HTTP/1.0 500 Internal Server Error"
     server.ask = answer
     assert probed(server) == "HTTP/1.0 200 OK"
+
+
+def test_a_path_of_a_stranger_forges_no_line_of_the_log(
+    server: ProbeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.ask = lambda path: 1 / 0  # type: ignore[assignment,return-value]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as probe:
+        probe.sendall(b"GET /\x1b[2J\nERROR\x85forged" + b"x" * 4_000 + b" HTTP/1.1\r\n\r\n")
+        assert b" 500 " in probe.recv(100)
+    (record,) = [each for each in caplog.records if "no answer" in each.getMessage()]
+    assert record.getMessage().isprintable()
+    assert len(record.getMessage()) < 300
