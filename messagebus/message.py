@@ -107,6 +107,7 @@ class Message:
     def json(cls, value: Any, **fields: Any) -> Message:
         """Make a message of a value as JSON; values as `app.publish` takes them: dataclasses, dates, Decimal.
 
+        A time without a zone is written without one, and a set as a list in no order.
         Raises MessageInvalid for a value that JSON cannot represent.
         """
         from messagebus.payloads import encode_json  # imports this module

@@ -110,6 +110,17 @@ def test_small_limits_are_negotiated(rabbit: FakeRabbit) -> None:
     connection.close()
 
 
+def test_a_single_broker_whose_name_is_no_address_is_reported_by_that_of_the_bus(
+    rabbit: FakeRabbit,
+) -> None:
+    rabbit.manners.cluster_name = "rabbit@host"  # as RabbitMQ's own default
+    rabbit.hold("orders")
+    rabbit.hold("orders/billing")
+    with Publisher(BusConfig(broker=rabbit.name)) as publisher:
+        published = publisher.send_safe("orders", b"one")
+    assert (published.broker, published.brokers) == (rabbit.name, (rabbit.name,))
+
+
 def test_what_happens_to_our_clients_is_seen_by_them(rabbit: FakeRabbit) -> None:
     rabbit.hold("orders")
     rabbit.hold("orders/billing")

@@ -127,6 +127,8 @@ class PublishDriver:
         """
         self._bus, self._config, self._on_room, self._wire = bus, config, on_room, wire
         self._beside, self._follows = beside, beside is None
+        # Without a consumer list it is the whole bus, and RabbitMQ's own default name says no address.
+        self._only_broker = "" if bus.list_urls else bus.address.name
         self.on_displaced: Callable[[PublishDriver, list[Item]], None] | None = None
         """Takes the copies that may not be sent to the broker of the current link."""
         self.on_adopted: Callable[[], None] | None = None
@@ -445,7 +447,7 @@ class PublishDriver:
         if not entries:
             return
         try:
-            sender.send(entries, link.broker, sent_ns)
+            sender.send(entries, link.broker or self._only_broker, sent_ns)
             link.transport.flush()
             self.pending.written(link.sent_bytes)
         except (pika.exceptions.AMQPChannelError, pika.exceptions.AMQPConnectionError):
@@ -695,7 +697,8 @@ class PublishDriver:
         if number == self.route.current:
             self._blocked = blocked
             if blocked:
-                log.warning("broker blocked broker=%s", self.route.broker)
+                broker = self.route.broker or self._only_broker
+                log.warning("broker blocked broker=%s", broker)
                 self.leave()
             else:
                 self._wake()
@@ -775,7 +778,8 @@ class PublishDriver:
         if now < self._slow_until_ms or self.pending.unanswered_ms(now) < slow_ms:
             return
         self._slow_until_ms, self._slow = now + 10 * slow_ms, self.route.current or 0
-        log.warning("broker slow broker=%s unanswered_ms>=%d", self.route.broker, slow_ms)
+        broker = self.route.broker or self._only_broker
+        log.warning("broker slow broker=%s unanswered_ms>=%d", broker, slow_ms)
         self.route.leave(now)
         number = self.route.current or 0
         link = self._links.get(number)

@@ -214,7 +214,7 @@ async def test_brokers_without_a_name_are_refused_where_two_are_required(
         await publisher.send_safe("orders", b"after")
     assert memory.published("orders") == []
     one = await publisher.send_safe("orders", b"x", redundant="preferred")
-    assert (one.outcome, one.brokers) == (Outcome.CONFIRMED, ())
+    assert (one.outcome, one.brokers) == (Outcome.CONFIRMED, ("memory:5672",))
     assert publisher.stats().downgraded == 1
 
 
