@@ -38,7 +38,7 @@ from messagebus.core.spool import (
     scan,
     write_cursor,
 )
-from messagebus.files import sync_folder
+from messagebus.files import owner_only, sync_folder
 from messagebus.message import BODY_BYTES_MAX
 
 log = logging.getLogger("messagebus.publisher")
@@ -513,7 +513,8 @@ def put_aside(store: Store) -> None:
             f"{name}: {hole.size} bytes at {hole.at}, records {hole.first} to {until}",
         )
         if raw:
-            (path / f"{name}{HOLE}-{hole.at}").write_bytes(raw)
+            with open(path / f"{name}{HOLE}-{hole.at}", "wb", opener=owner_only) as file:
+                file.write(raw)
     if store.torn:
         log.warning("spool has a torn end folder=%s bytes=%d", path, store.torn)
 

@@ -624,7 +624,8 @@ def test_damage_is_told_and_put_aside_and_the_rest_arrives(
             assert "torn end" in caplog.text
         return
     assert "spool damaged" in caplog.text
-    assert [path for path in (tmp_path / "spool").rglob("*") if kept in path.name]
+    aside = [path for path in (tmp_path / "spool").rglob("*") if kept in path.name]
+    assert {path.stat().st_mode & 0o777 for path in aside} == {0o600}
     assert publisher.stats().spool_damaged == 1
 
 
