@@ -27,9 +27,10 @@ LISTED = "%p %s %T@ %i\\n"
 # Folders with the state of a node: useless for an empty broker.
 STATES = ("/var/lib/rabbitmq/mnesia", "/var/lib/messagebus")
 APT = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes")
-# `ops provision` holds the package, so that nothing else installs another version of a running broker.
+# `ops provision` holds RabbitMQ and Erlang, so that nothing else installs another version of a running broker.
+# A newer RabbitMQ requires a newer Erlang, which apt finds only where it ignores the hold.
 INSTALL = (
-    *(*APT, "--allow-downgrades", "--allow-change-held-packages"),
+    *(*APT, "--allow-downgrades", "--allow-change-held-packages", "--ignore-hold"),
     *("-o", "Dpkg::Options::=--force-confold", "install"),
 )
 SUDO = ("sudo", "-n", "--")
@@ -97,11 +98,14 @@ class LocalNodes:
         return self._local("forget", name)
 
     def installable(self, name: str, version: str) -> tuple[Command, ...]:
-        return ()
+        if not version:
+            return ()
+        return (replace(kit("ops", "local", "fetch", version), within_s=INSTALL_WITHIN_S),)
 
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
-        """Install the broker anew, in the version that this machine has."""
-        return (*self._local("forget", name), *self._local("provision", name))
+        """Install the broker anew; without a version in that of the cluster."""
+        of = ("--rabbitmq", version) if version else ()
+        return (*self._local("forget", name), *self._local("provision", name, *of))
 
     def data(self, name: str) -> Command:
         nodes = self.dir / "nodes"

@@ -41,6 +41,15 @@ def _dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(command)
 
 
+_of_version = click.option(
+    "--rabbitmq",
+    "version",
+    type=click.Choice(list(RELEASES)),
+    default="",
+    help="Version of its RabbitMQ; default the cluster's.",
+)
+
+
 @click.group(short_help="Run a whole cluster on this machine.")
 def local() -> None:
     """Run a whole cluster on loopback addresses: brokers, agents, HAProxy.
@@ -268,15 +277,31 @@ def stop(dir: Path, name: str) -> None:
 
 @local.command(short_help="Make the folder and settings of a new node NAME.")
 @_dir_option
+@_of_version
 @click.argument("name")
-def provision(dir: Path, name: str) -> None:
-    """Make the folder and settings of a new node NAME; `ops add` does it for you.
+def provision(dir: Path, name: str, version: str) -> None:
+    """Make the folder and settings of a new node NAME.
+
+    `ops add` does it for you; to add a broker of another version, do this before.
 
     \b
     Example:
       python -m ops local provision mb4
+      python -m ops local provision mb4 --rabbitmq 4.0 && python -m ops add mb4
     """
-    LocalCluster(dir).provision(name)
+    LocalCluster(dir).provision(name, version)
+
+
+@local.command(short_help="Make the root folder with the programs of RabbitMQ VERSION.")
+@click.argument("version", type=click.Choice(list(RELEASES)))
+def fetch(version: str) -> None:
+    """Make the root folder with the programs of RabbitMQ VERSION, where it is missing.
+
+    \b
+    Example:
+      python -m ops local fetch 4.0
+    """
+    say(f"RabbitMQ {version} is in {of_version(version, say=say)}")
 
 
 @local.command(short_help="Remove the stopped node NAME with its data.")

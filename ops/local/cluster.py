@@ -48,7 +48,7 @@ from ops.local.layout import (
 )
 from ops.local.parts import AGENT_SUFFIX, Part, agent_part, epmd_environment, part, part_names
 from ops.local.process import Process
-from ops.local.roots import default_root
+from ops.local.roots import default_root, of_version, root_of
 from ops.local.status import answers, cluster_status, not_ready, operator_tls
 from ops.run.waiting import STALLED_S, START_AT_MOST_S, Patience
 
@@ -236,13 +236,16 @@ class LocalCluster:
 
     # -- the set of nodes
 
-    def provision(self, name: str) -> None:
+    def provision(self, name: str, version: str = "") -> None:
         """Make a node's folder and enter it into the inventory; nothing is started.
 
         It gets the present list, which does not name it.
+        version: of its RabbitMQ, a key of `roots.RELEASES`; "" for the cluster's.
         """
+        if version:
+            of_version(version, say=self._show)
         with self._lock():
-            layout = self.layout.with_node(name)
+            layout = self.layout.with_node(name, version)
             self._write_files(layout)
             layout.node(name).list_file.write_text(layout.list_file.read_text())
 
@@ -551,7 +554,7 @@ class LocalCluster:
 
     def _end_statistics(self, name: str) -> None:
         """End a broker's management agent before the broker. Where that fails, the stop takes longer."""
-        if self.layout.root == HERE:  # newer brokers need no help
+        if root_of(self.layout, self.node(name)) == HERE:  # newer brokers need no help
             self._erl_call(name, END_STATISTICS, within_s=END_STATISTICS_WITHIN_S)
 
     def _erl_call(self, name: str, expression: str, *, within_s: float) -> str:

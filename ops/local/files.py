@@ -200,6 +200,7 @@ def inventory_toml(layout: Layout) -> str:
             "check": node.check,
             "management": node.management,
             "node_list_file": here(node.list_file),
+            **({"version": node.version} if node.version else {}),
         }
         parts.append("[[brokers]]\n" + _toml(entry))
     return "\n".join(parts)

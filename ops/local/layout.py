@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ def node_number(name: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLayout:
-    """One broker with its agent."""
+    """One broker with its agent. version: of its RabbitMQ, a key of `roots.RELEASES`; "" for `Layout.root`'s."""
 
     name: str
     host: str
@@ -69,6 +69,7 @@ class NodeLayout:
     check_port: int
     distribution_port: int
     dir: Path
+    version: str = ""
 
     @property
     def broker(self) -> str:
@@ -186,6 +187,7 @@ class Layout:
     choices: servers of stores and databases, at the address of the first balancer.
     tls: brokers and agents speak TLS alone, and require certificates.
     root: folder of the system whose brokers and HAProxy these are; / is this one's.
+    versions: number of a broker whose RabbitMQ is another one -> its version.
     """
 
     dir: Path
@@ -198,6 +200,7 @@ class Layout:
     root: Path = HERE
     balancers: int = 1
     choices: tuple[ServerChoice, ...] = ()
+    versions: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _NETWORK.fullmatch(self.network) or any(
@@ -233,6 +236,7 @@ class Layout:
             check_port=CHECK_PORT + self.offset,
             distribution_port=self.epmd_port + number,
             dir=self.dir / "nodes" / f"mb{number}",
+            version=self.versions.get(number, ""),
         )
 
     @property
@@ -240,12 +244,17 @@ class Layout:
         """The addresses at which agents ask epmd about another broker, also one that is added later."""
         return [self._node(number).host for number in range(1, EPMD_HOSTS_MAX + 1)]
 
-    def with_node(self, name: str) -> Layout:
-        return replace(self, numbers=tuple(sorted({*self.numbers, node_number(name)})))
+    def with_node(self, name: str, version: str = "") -> Layout:
+        """Add a node, if it is not there. version: of its RabbitMQ; "" leaves it as it is."""
+        number = node_number(name)
+        versions = {**self.versions, number: version} if version else self.versions
+        return replace(self, numbers=tuple(sorted({*self.numbers, number})), versions=versions)
 
     def without_node(self, name: str) -> Layout:
-        left = tuple(number for number in self.numbers if number != node_number(name))
-        return replace(self, numbers=left)
+        number = node_number(name)
+        left = tuple(each for each in self.numbers if each != number)
+        versions = {each: version for each, version in self.versions.items() if each != number}
+        return replace(self, numbers=left, versions=versions)
 
     @property
     def fronts(self) -> list[BalancerLayout]:
@@ -358,6 +367,7 @@ class Layout:
             "root": str(self.root),
             "balancers": self.balancers,
             "choices": self.choices,
+            "versions": self.versions,
         }
         return json.dumps(state, indent=2) + "\n"
 
@@ -369,6 +379,9 @@ class Layout:
             numbers = tuple(int(number) for number in state.pop("numbers"))
             root = Path(state.pop("root", HERE))
             choices = tuple(ServerChoice(*choice) for choice in state.pop("choices", ()))
-            return cls(dir=dir, numbers=numbers, root=root, choices=choices, **state)
+            versions = {int(each): str(of) for each, of in state.pop("versions", {}).items()}
+            return cls(
+                dir=dir, numbers=numbers, root=root, choices=choices, versions=versions, **state
+            )
         except (ValueError, TypeError, KeyError, AttributeError) as fault:
             raise LocalFault(f"{dir / 'cluster.json'} is damaged: {fault}") from fault

@@ -11,7 +11,7 @@ from inventory.tables import HAPROXY
 from ops.commands.kits import CHECKOUT
 from ops.local import servers
 from ops.local.layout import EPMD, BalancerLayout, Layout, NodeLayout, Server
-from ops.local.roots import EPMD_PROGRAM, RABBITMQ_SERVER, chrooted
+from ops.local.roots import EPMD_PROGRAM, RABBITMQ_SERVER, chrooted, root_of
 
 AGENT_SUFFIX = "-agent"
 
@@ -75,7 +75,7 @@ def _broker(layout: Layout, name: str) -> Part:
     return Part(
         name=name,
         kind="broker",
-        argv=chrooted(layout.root, layout.dir, broker_argv(node)),
+        argv=chrooted(root_of(layout, node), layout.dir, broker_argv(node)),
         env=broker_environment(node, epmd_port=layout.epmd_port),
         address=(node.host, node.amqp_port),
         stop_within_s=20,

@@ -15,7 +15,7 @@ from pathlib import Path
 from inventory.tables import HAPROXY
 from ops.commands.kits import CHECKOUT
 from ops.errors import LocalFault
-from ops.local.layout import HERE
+from ops.local.layout import HERE, Layout, NodeLayout
 from ops.run import shell
 
 ENV_ROOT = "MESSAGEBUS_LOCAL_ROOT"
@@ -48,6 +48,15 @@ def default_root() -> Path:
     return Path(os.environ.get(ENV_ROOT) or HERE).resolve()
 
 
+def root_of(layout: Layout, node: NodeLayout) -> Path:
+    """Return the root folder of a node's broker; `of_version` makes it."""
+    return _place(node.version) if node.version else layout.root
+
+
+def _place(wanted: str) -> Path:
+    return HERE if _is(version(HERE), wanted) else ROOTS / RELEASES[wanted]
+
+
 def chrooted(root: Path, folder: Path, argv: Sequence[str]) -> list[str]:
     """Return the command that starts a program of a root folder; it works in a folder of this system."""
     if root == HERE:
@@ -78,7 +87,7 @@ def of_version(wanted: str, *, say: Callable[[str], None]) -> Path:
 
     Raises LocalFault when Debian's release has another version by now.
     """
-    if _is(version(HERE), wanted):
+    if _place(wanted) == HERE:
         return HERE
     root = make(RELEASES[wanted], say=say)
     if not _is(version(root), wanted):

@@ -18,6 +18,7 @@ from ops.cluster.view import View
 from ops.commands.supervise import LocalNodes, Supervisor, SystemdNodes
 from ops.errors import NoAnswer, OpsError
 from ops.local.cluster import LocalCluster
+from ops.local.roots import RELEASES
 from ops.mirror.options import proof_options
 from ops.mirror.storage_cli import failover
 from ops.playbooks import add as add_playbook
@@ -340,15 +341,13 @@ def _drain_options(journal: Journal, **options: Any) -> dict[str, Any]:
 
 
 def _version(view: View, name: str, said: str) -> str:
-    """Return the version to install: this one, else the inventory's. A local cluster has none.
+    """Return the version to install: this one, else the inventory's.
 
-    Raises ConfigError where one is asked for there.
+    Raises ConfigError for one that a local cluster cannot run.
     """
-    if view.inventory.supervisor != "local":
-        return said or view.node(name).version
-    if said:
-        raise ConfigError("--to: a local cluster runs the version that this machine has")
-    return ""
+    if said and view.inventory.supervisor == "local" and said not in RELEASES:
+        raise ConfigError(f"--to {said}: a local cluster can run {', '.join(RELEASES)}")
+    return said or view.node(name).version
 
 
 def _resumed(journal: Journal, name: str) -> Target | None:

@@ -158,6 +158,11 @@ def test_a_rolling_restart_under_load_loses_and_doubles_nothing(
     assert not any(entry.draining for entry in cluster.consumer_list())
 
 
+def version_of(cluster: LocalCluster, name: str) -> str:
+    with cluster.management(name) as management:
+        return str(management.get("/api/overview").json()["rabbitmq_version"])
+
+
 def process_of(cluster: LocalCluster, name: str) -> process.Process:
     found = cluster.process_of(name)
     assert found is not None
@@ -165,15 +170,18 @@ def process_of(cluster: LocalCluster, name: str) -> process.Process:
 
 
 @pytest.mark.guarantee("restart-upgrade-replace", "key-order-across-brokers")
-def test_an_upgrade_under_load_loses_and_doubles_nothing_and_keeps_the_order_of_keys(
+def test_an_upgrade_from_3_10_to_4_0_under_load_loses_and_doubles_nothing_and_keeps_the_order_of_keys(
     cluster: LocalCluster, load: AuditedLoad, keyed: Keyed
 ) -> None:
-    name = cluster.names[0]
+    """The broker of the new release and those of the old one are one bus, here and in the tests that follow."""
+    name, other = cluster.names[:2]
     cookie = cluster.node(name).data_dir / "before"
     cookie.write_text("of the old installation")
-    upgraded = ops(cluster, "upgrade", name, "--yes")
+    upgraded = ops(cluster, "upgrade", name, "--to", "4.0", "--yes")
     assert upgraded.returncode == 0, upgraded.stderr
     assert not cookie.exists()
+    assert version_of(cluster, name).startswith("4.0.")
+    assert version_of(cluster, other).startswith("3.10.")
     assert cluster.node(name).broker not in homes(cluster, keyed.topic)
     serves(load, cluster.node(name).broker)
     keyed.holds()

@@ -88,6 +88,9 @@ def broker(inventory: Inventory, version: str = "") -> list[str]:
 
 def test_a_broker_of_the_wanted_version_with_room_differs_in_nothing(inventory: Inventory) -> None:
     assert broker(inventory) == broker(inventory, "3.10.8-1.1+deb12u1") == []
+    # A local cluster's inventory has no more of it.
+    assert broker(inventory, "3.10") == []
+    assert broker(inventory, "3.1") != []
 
 
 def test_what_is_wrong_with_a_broker_is_told(inventory: Inventory) -> None:

@@ -56,11 +56,20 @@ def test_installing_anew_leaves_nothing_that_the_node_has_learned() -> None:
         ("find", "/var/lib/messagebus", "-mindepth", "1", "-delete"),
     ]
     assert install.argv[-2:] == ("install", "rabbitmq-server=3.12.1-1")
-    assert "--allow-change-held-packages" in install.argv
+    assert {"--allow-change-held-packages", "--ignore-hold"} < {*install.argv}
     assert hold.argv == ("apt-mark", "hold", "rabbitmq-server", "erlang-base")
     assert {first.host, second.host, install.host, hold.host} == {"mb4.example"}
     local = LocalNodes(Path("/c")).reinstall("mb4", "")
     assert [command.argv[4:6] for command in local] == [("forget", "mb4"), ("provision", "mb4")]
+
+
+def test_a_local_broker_can_be_made_anew_in_another_version_which_is_fetched_before() -> None:
+    nodes = LocalNodes(Path("/c"))
+    (fetched,) = nodes.installable("mb4", "4.0")
+    assert fetched.argv[3:] == ("local", "fetch", "4.0")
+    forgotten, made = nodes.reinstall("mb4", "4.0")
+    assert forgotten.argv[4:6] == ("forget", "mb4")
+    assert made.argv[4:] == ("provision", "mb4", "--rabbitmq", "4.0", "--dir", "/c")
 
 
 def test_a_version_is_looked_up_and_installed_on_both_hosts_of_a_mirror() -> None:

@@ -80,9 +80,17 @@ def test_a_node_comes_and_goes() -> None:
     assert layout().without_node("mb2").numbers == (1, 3)
 
 
+def test_a_broker_of_another_version_keeps_it_until_it_is_removed() -> None:
+    mixed = layout().with_node("mb2", "4.0")
+    assert [node.version for node in mixed.nodes] == ["", "4.0", ""]
+    assert mixed.with_node("mb2") == mixed
+    assert mixed.without_node("mb2").with_node("mb2") == layout()
+    assert files.inventory_toml(mixed).count('version = "4.0"') == 1
+
+
 def test_a_written_layout_is_read_back() -> None:
     wanted = layout(network="127.0.7", offset=1000, block=3, tls=True, root=Path("/r"), balancers=2)
-    wanted = replace(wanted, choices=(ServerChoice("redis", 6379, "always"),))
+    wanted = replace(wanted, choices=(ServerChoice("redis", 6379, "always"),), versions={2: "4.0"})
     assert Layout.from_json(DIR, wanted.to_json()) == wanted
 
 

@@ -237,6 +237,8 @@ def test_a_version_is_a_root_folder_or_this_system(
     sid = _root(tmp_path / "roots" / "sid", "4.3.6")
     assert roots.of_version("3.10", say=print) == tmp_path / "here"
     assert roots.of_version("4.3", say=print) == sid
+    layout = Layout(dir=tmp_path, numbers=(1, 2), root=Path("/r"), versions={2: "4.3"})
+    assert [roots.root_of(layout, node) for node in layout.nodes] == [Path("/r"), sid]
 
 
 def test_another_version_than_wanted_is_told_with_the_way_to_take_it(
