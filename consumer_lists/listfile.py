@@ -14,7 +14,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from consumer_lists.errors import AlreadySo, EditRefused, Locked
@@ -154,16 +154,16 @@ def locked(path: Path) -> Iterator[None]:
 
     The lock ends with the process. Its file stays: removing it would let two hold the same lock.
     """
-    with path.with_name(f".{path.name}.lock").open("a+") as file:
+    with path.with_name(f".{path.name}.lock").open("a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            who = " ".join(file.read(200).split()) or "somebody"
+            who = " ".join(file.read(200).decode(errors="replace").split()) or "somebody"
             raise Locked(f"{path} is being edited by {who}") from None
-        file.truncate(0)
-        file.write(f"{_user()}, process {os.getpid()}")
-        file.flush()
+        with suppress(OSError):  # a full disk: without that record the lock still holds
+            file.truncate(0)
+            file.write(f"{_user()}, process {os.getpid()}".encode())
         yield
 
 

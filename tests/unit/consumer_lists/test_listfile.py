@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import os
 import subprocess
@@ -59,6 +60,21 @@ def test_an_edit_that_makes_a_bad_list_is_not_written(path: Path) -> None:
 def test_a_second_operator_is_refused_with_the_name_of_the_first(path: Path) -> None:
     with listfile.locked(path), pytest.raises(Locked, match=f"process {os.getpid()}"):
         listfile.change(path, _add)
+    assert listfile.change(path, _add).generation == 2
+
+
+def test_on_a_full_disk_the_list_stays_as_it_is_and_the_error_names_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path.with_name(f".{path.name}.lock").symlink_to("/dev/full")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left") as fault:
+        patch.setattr(os, "fsync", full)
+        listfile.change(path, _add)
+    assert fault.value.filename == str(path)
+    assert path.read_text() == TEXT
     assert listfile.change(path, _add).generation == 2
 
 
