@@ -125,6 +125,23 @@ def of_broker(node: Node, overview: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(node.name, f"calls itself {own!r}, not {str(node.address)!r}")
 
 
+def of_feature_flags(name: str, flags: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield that stable feature flags are not enabled: a new broker has all, one upgraded in place may not.
+
+    Its next release requires them, and does not start without.
+    """
+    lacking = sorted(
+        str(flag["name"])
+        for flag in flags
+        if flag.get("stability") == "stable" and flag.get("state") == "disabled"
+    )
+    if lacking:
+        yield Finding(
+            name,
+            f"feature flags are not enabled: {', '.join(lacking)}: rabbitmqctl enable_feature_flag all",
+        )
+
+
 def of_balancers(inventory: Inventory, shown: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield faults by the state that every HAProxy shows. shown: `lb status --json`."""
     names = {node.name for node in inventory.brokers}
@@ -250,6 +267,7 @@ def _broker(view: View, node: Node) -> Iterator[Finding]:
             yield from of_observed(node.name, view.observed(node.name))
         if "management" not in closed:
             yield from of_broker(node, view.overview(node.name))
+            yield from of_feature_flags(node.name, view.feature_flags(node.name))
             for rank, what in definitions.look(view, node.name):
                 yield Finding(node.name, what, rank)
     except (NoAnswer, ConfigError) as fault:

@@ -403,6 +403,11 @@ class View:
         answer: dict[str, Any] = self._manage(name, "GET", "/api/overview").json()
         return answer
 
+    def feature_flags(self, name: str) -> list[dict[str, Any]]:
+        """Return the feature flags of one broker: name, state, stability. Raises NoAnswer."""
+        flags: list[dict[str, Any]] = self._manage(name, "GET", "/api/feature-flags").json()
+        return flags
+
     def definitions(self, name: str) -> dict[str, Any]:
         """Return all definitions of one broker, with hashes of passwords. Raises NoAnswer."""
         answer = self._manage(name, "GET", "/api/definitions", timeout_s=DEFINITIONS_WITHIN_S)

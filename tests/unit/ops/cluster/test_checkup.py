@@ -99,6 +99,21 @@ def test_what_is_wrong_with_a_broker_is_told(inventory: Inventory) -> None:
     assert "calls itself 'rabbit@x', not '127.0.0.11:5672'" in [each.what for each in other]
 
 
+def test_stable_feature_flags_that_are_not_enabled_are_named_with_the_command_for_them() -> None:
+    flags = [
+        {"name": "quorum_queue", "state": "enabled", "stability": "required"},
+        {"name": "message_containers", "state": "disabled", "stability": "stable"},
+        {"name": "khepri_db", "state": "disabled", "stability": "experimental"},
+        {"name": "user_limits", "state": "disabled", "stability": "stable"},
+    ]
+    (found,) = checkup.of_feature_flags("mb1", flags)
+    assert str(found) == (
+        "mb1: feature flags are not enabled: message_containers, user_limits:"
+        " rabbitmqctl enable_feature_flag all"
+    )
+    assert list(checkup.of_feature_flags("mb1", flags[:1])) == []
+
+
 def test_what_the_inventory_asks_for_in_vain_and_an_unfinished_password_are_told(
     inventory: Inventory,
 ) -> None:
