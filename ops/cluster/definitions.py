@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from inventory.inventory import NEXT, Inventory
+from messagebus.secret import Secret
 from messagebus.terminal import plural
 from ops.cluster.management import DEFAULT_VHOST
 from ops.cluster.view import View
+from ops.local.secrets import is_hash_of, read
 from ops.provision.wanted import BOUND, PLUGINS, RIGHTS, all_users
 
 LOSES, LETS_IN, DIFFERS = 0, 1, 2
 """Ranks of differences: the first loses messages, or gives all rights."""
 OURS = "mb."
+HASHING = "rabbit_password_hashing_sha256"
 ADMINISTRATOR = "administrator"
 # Keys of a policy by which messages of a matching queue are dropped, or given away.
 LOSING = {
@@ -42,7 +47,11 @@ class Foreign(NamedTuple):
 def look(view: View, name: str) -> list[Foreign]:
     """Return the differences of one broker, the worst first. Raises NoAnswer."""
     policies, plugins = view.policed(name)
-    return foreign(view.inventory, view.definitions(name), policies, plugins)
+    passwords = dict[str, Secret]()
+    for user in all_users(view.inventory):
+        with suppress(OSError):
+            passwords[user.name] = read(user.password_file)
+    return foreign(view.inventory, view.definitions(name), policies, plugins, passwords)
 
 
 def foreign(
@@ -50,14 +59,17 @@ def foreign(
     found: Mapping[str, Any],
     operator_policies: Iterable[Mapping[str, Any]] = (),
     plugins: Iterable[str] = (),
+    passwords: Mapping[str, Secret] = MappingProxyType({}),
 ) -> list[Foreign]:
     """Return the differences of one broker, the worst first.
 
     found: all its definitions, in which operator policies are not. plugins: names of those that are enabled.
+    passwords: of users of the inventory, by name.
     """
     return sorted(
         {
             *_users(inventory, found),
+            *_passwords(inventory, found, passwords),
             *_rights(inventory, found),
             *_policies(inventory, found, operator_policies),
             *_parameters(found),
@@ -88,6 +100,22 @@ def _users(inventory: Inventory, found: Mapping[str, Any]) -> Iterator[Foreign]:
         elif has != wanted:
             yield Foreign(
                 rank, f"has user {name!r} with {words}, not {', '.join(wanted) or 'no tags'}"
+            )
+
+
+def _passwords(
+    inventory: Inventory, found: Mapping[str, Any], passwords: Mapping[str, Secret]
+) -> Iterator[Foreign]:
+    """Yield users with another password: one that was changed while the broker was away."""
+    files = {user.name: user.password_file for user in all_users(inventory)}
+    for user in found.get("users", ()):
+        name, stored = str(user["name"]), str(user.get("password_hash"))
+        known = user.get("hashing_algorithm") == HASHING and passwords.get(name)
+        if known and not is_hash_of(stored, known):
+            yield Foreign(
+                DIFFERS,
+                f"has another password of {name!r} than {files[name]}:"
+                f" ops users password {name} --from {files[name]}",
             )
 
 

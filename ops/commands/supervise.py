@@ -27,8 +27,8 @@ LISTED = "%p %s %T@ %i\\n"
 # Folders with the state of a node: useless for an empty broker.
 STATES = ("/var/lib/rabbitmq/mnesia", "/var/lib/messagebus")
 APT = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes")
-# `ops provision` holds RabbitMQ and Erlang, so that nothing else installs another version of a running broker.
-# A newer RabbitMQ requires a newer Erlang, which apt finds only where it ignores the hold.
+# `ops provision` holds RabbitMQ and Erlang, so that nothing else installs another version of a running
+# broker. A newer RabbitMQ requires a newer Erlang, which apt finds only where it ignores the hold.
 INSTALL = (
     *(*APT, "--allow-downgrades", "--allow-change-held-packages", "--ignore-hold"),
     *("-o", "Dpkg::Options::=--force-confold", "install"),

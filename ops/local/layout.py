@@ -59,7 +59,10 @@ def node_number(name: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLayout:
-    """One broker with its agent. version: of its RabbitMQ, a key of `roots.RELEASES`; "" for `Layout.root`'s."""
+    """One broker with its agent.
+
+    version: of its RabbitMQ, a key of `roots.RELEASES`; "" for that of `Layout.root`.
+    """
 
     name: str
     host: str

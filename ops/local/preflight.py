@@ -35,7 +35,9 @@ def check(layout: Layout, *, to_start: int) -> None:
 
     to_start: number of its nodes that do not run yet.
     """
-    roots_in_use = dict.fromkeys([layout.root, *(roots.root_of(layout, node) for node in layout.nodes)])
+    roots_in_use = dict.fromkeys(
+        [layout.root, *(roots.root_of(layout, node) for node in layout.nodes)]
+    )
     faults = [
         *map(_missing, roots_in_use),
         _too_little(

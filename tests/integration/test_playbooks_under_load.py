@@ -173,7 +173,7 @@ def process_of(cluster: LocalCluster, name: str) -> process.Process:
 def test_an_upgrade_from_3_10_to_4_0_under_load_loses_and_doubles_nothing_and_keeps_the_order_of_keys(
     cluster: LocalCluster, load: AuditedLoad, keyed: Keyed
 ) -> None:
-    """The broker of the new release and those of the old one are one bus, here and in the tests that follow."""
+    """Brokers of the new release and of the old one are one bus, here and in the tests that follow."""
     name, other = cluster.names[:2]
     cookie = cluster.node(name).data_dir / "before"
     cookie.write_text("of the old installation")

@@ -70,9 +70,10 @@ def test_on_a_full_disk_the_list_stays_as_it_is_and_the_error_names_it(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     path.with_name(f".{path.name}.lock").symlink_to("/dev/full")
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left") as fault:
+    with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        listfile.change(path, _add)
+        with pytest.raises(OSError, match="No space left") as fault:
+            listfile.change(path, _add)
     assert fault.value.filename == str(path)
     assert path.read_text() == TEXT
     assert listfile.change(path, _add).generation == 2

@@ -53,6 +53,20 @@ def test_a_broker_as_it_was_set_up_differs_in_nothing(
     assert foreign(inventory, found, (), PLUGINS) == []
 
 
+def test_a_password_that_was_changed_while_the_broker_was_away_is_named_with_the_command(
+    inventory: Inventory, found: dict[str, Any]
+) -> None:
+    names = [user["name"] for user in found["users"]]
+    kept = dict.fromkeys(names, Secret("x"))
+    assert foreign(inventory, found, (), PLUGINS, kept) == []
+    (told,) = foreign(inventory, found, (), PLUGINS, kept | {"bus": Secret("new")})
+    file = next(user.password_file for user in inventory.users if user.name == "bus")
+    assert told.what == (
+        f"has another password of 'bus' than {file}: ops users password bus --from {file}"
+    )
+    assert "new" not in told.what.replace(str(file), "")
+
+
 EVE = {"name": "eve", "tags": ["administrator"]}
 MALLORY = {"name": "mallory", "tags": []}
 TTL = {"vhost": "/", "name": "ttl", "pattern": ".*", "definition": {"message-ttl": 1000}}
