@@ -231,11 +231,15 @@ class Logins:
                 return Principal(each.name, each.role)
         return None
 
-    def by_proxy(self, address: str, header: Callable[[str], str | None]) -> Principal | None:
-        """Return whom a proxy names; None unless it is one of the named addresses."""
+    def by_proxy(self, address: str, headers: Callable[[str], list[str]]) -> Principal | None:
+        """Return whom a proxy names; None unless it is one of the named addresses, and names one.
+
+        headers: returns all of one name. Of two, one may be the caller's own that the proxy has passed on.
+        """
         if self._proxy is None or not (self._proxy.header and self._proxy.has(address)):
             return None
-        name = header(self._proxy.header) or ""
+        names = headers(self._proxy.header)
+        name = names[0] if len(names) == 1 else ""
         role = self._proxy.roles.get(name, self._proxy.others) if name else None
         return None if role is None else Principal(name, role, self._form_token(name))
 

@@ -157,7 +157,8 @@ class Monitor:
             return self.logins.by_token(authorization[7:].strip()) or NOBODY
         address = _peer(request)
         found = self.logins.by_session(request.cookies.get(self.cookie, ""))
-        return found or self.logins.by_proxy(address, request.headers.get) or self.logins.anybody()
+        proxied = self.logins.by_proxy(address, request.headers.getlist)
+        return found or proxied or self.logins.anybody()
 
     def address(self, request: Request) -> str:
         """Return the address that a request comes from, before the proxies that the settings name."""

@@ -342,6 +342,9 @@ async def test_a_proxy_names_people_only_from_its_own_address() -> None:
         async with client_of(monitor, client=(peer, 4_000)) as client:
             answer = await client.get("/brokers", headers={"X-Forwarded-User": name})
             assert answer.status_code == status, (peer, name)
+            # A proxy that adds its own header passes on what the caller has sent.
+            twice = [("X-Forwarded-User", name), ("X-Forwarded-User", "m.keller")]
+            assert (await client.get("/brokers", headers=twice)).status_code == 401
 
 
 async def test_a_body_beyond_its_bound_is_refused() -> None:
