@@ -408,11 +408,10 @@ class AsyncRelay:
         self._rows.own(self._shares.until_ms())
         if misplaced := await self._run([], (self._table.misplaced(), ())):
             ids: defaultdict[int, list[int]] = defaultdict(list)
-            for row_id, key, message_id in misplaced:
-                ids[shard_of(str(key), str(message_id))].append(
-                    int(row_id)
-                )  # SQLite keeps any type
-            await self._run(self._table.place(ids))
+            for row_id, key, message_id in misplaced:  # SQLite keeps any type
+                ids[shard_of(str(key), str(message_id))].append(int(row_id))
+            message_ids = {int(row_id): message_id for row_id, _, message_id in misplaced}
+            await self._run(self._table.place(ids, message_ids))
             self._rows.woken()
 
     async def _count(self) -> None:

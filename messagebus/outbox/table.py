@@ -225,15 +225,14 @@ class Table:
             f" AND {_MISPLACED} LIMIT {MISPLACED_MAX}"
         )
 
-    def place(self, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
-        """Return what puts rows into their shards. ids: shard -> ids of its rows."""
+    def place(
+        self, ids: Mapping[int, Sequence[int]], message_ids: Mapping[int, object]
+    ) -> list[Statement]:
+        """Return what puts rows into their shards. ids: shard -> its rows. message_ids: as of `writes`."""
+        placed = ((shard, *self._rows(some, message_ids)) for shard, some in ids.items())
         return [
-            (
-                f"UPDATE {self.name} SET shard = {shard} WHERE id IN ({_numbers(some)})"
-                f" AND {_MISPLACED}",
-                (),
-            )
-            for shard, some in ids.items()
+            (f"UPDATE {self.name} SET shard = {shard} WHERE {_MISPLACED} AND ({where})", values)
+            for shard, where, values in placed
         ]
 
     # Leases.

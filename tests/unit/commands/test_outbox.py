@@ -193,16 +193,22 @@ def test_a_row_that_took_the_id_of_a_row_that_was_shown_is_kept(
     assert bodies == [(2, b"another"), (3, b"four")]
 
 
-def test_a_row_that_took_the_id_of_another_is_not_given_to_the_relays(
-    shop: sqlite3.Connection,
+@pytest.mark.parametrize("change", ["retry", "drop", "place"])
+def test_no_statement_changes_a_row_that_took_the_id_of_another(
+    shop: sqlite3.Connection, change: str
 ) -> None:
     table = Table("sqlite")
     park(shop, b"one", b"two")
-    rows = {number: f"of before {number}" for number in (1, 2)}
-    rows[2] = shop.execute("SELECT message_id FROM messagebus_outbox WHERE id = 2").fetchone()[0]
-    for text, values in table.retry(rows):
+    shop.execute("UPDATE messagebus_outbox SET shard = -1")
+    read = shop.execute("SELECT id, message_id FROM messagebus_outbox").fetchall()
+    rows: dict[int, object] = {**dict(read), 1: "of before"}
+    statements = (
+        table.place({3: [1, 2]}, rows) if change == "place" else getattr(table, change)(rows)
+    )
+    for text, values in statements:
         shop.execute(text, values)
-    assert ids(shop, "parked_ms = 0") == [2]
+    assert ids(shop, "id = 1 AND shard = -1 AND parked_ms > 0") == [1]
+    assert ids(shop, "id = 2 AND shard = -1 AND parked_ms > 0") == []
 
 
 def test_rows_that_others_wrote_are_shown_whatever_they_hold(shop: sqlite3.Connection) -> None:
