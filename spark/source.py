@@ -263,6 +263,13 @@ class Streams:
                 log.warning("streams not seen, asked again reason=%r", str(fault))
                 time.sleep(ASK_AGAIN_S)
 
+    def available(self) -> dict[str, Position | None]:
+        """Return the ends of all listed brokers; where gaps are put up with, of those that answer.
+
+        Raises NotReady.
+        """
+        return self.all_ends() if self._settings.fails_on_loss else self.ends()
+
     def at(self, places: Mapping[str, int]) -> dict[str, Position | None]:
         """Return the first message from these offsets on, of the brokers that answer."""
         settings = self._settings
@@ -299,10 +306,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(rows_max) if rows_max else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = Streams(self.settings).ends()
+        """Note what this run reads. Raises NotReady as `Streams.available`."""
+        self._target = Streams(self.settings).available()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Return where the next batch ends. Raises ReplayGap where messages are gone, unless they may be."""
+        """Return where the next batch ends. Raises ReplayGap where messages are gone, unless they may be.
+
+        Raises NotReady where a broker of a run until all available is read does not say where it begins.
+        """
         streams = Streams(self.settings)
         ends = streams.ends() if self._target is None else self._target
         # Removed and silent brokers keep their entries: what they have is read when they are back.
@@ -310,6 +321,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Of a new one only the place is noted: were it looked up again for a repeated batch, retention
         # could have moved it.
         found |= streams.first([broker for broker in ends if broker not in start])
+        silent = sorted(ends.keys() - found.keys()) if self._target is not None else []
+        if silent and self.settings.fails_on_loss:
+            raise NotReady(f"no answer within {self.settings.look_s:g} s by {', '.join(silent)}")
         known = {broker: last for broker, last in ends.items() if broker in start}
         for broker, fault in self._gaps(streams, start, known).items():
             found[broker] |= fault
@@ -339,7 +353,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         short = [broker for broker, last in ends.items() if _end(last) < start[broker]["next"]]
         if short and self._target is not None:
             # The end that was noted for this run may be older than the start of a new query.
-            ends = {broker: last for broker, last in streams.ends().items() if broker in ends}
+            now = streams.available()
+            ends = {broker: last for broker, last in now.items() if broker in ends}
         lost = {
             broker: f"it ends at offset {_end(ends[broker])}, before {start[broker]['next']}"
             for broker in short
@@ -415,8 +430,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[Range]:
         streams = Streams(self.settings)
-        seen = streams.all_ends() if self.settings.fails_on_loss else streams.ends()
-        ends = {broker: last for broker, last in seen.items() if last is not None}
+        ends = {broker: last for broker, last in streams.available().items() if last is not None}
         firsts = streams.first([*ends])
         end = {broker: entry_behind(last) for broker, last in ends.items()}
         return ranges(firsts, end, self.settings.rows_per_partition)

@@ -201,6 +201,18 @@ def test_a_stream_that_lost_its_end_fails_the_query_or_is_a_row(
     assert {row["message_id"] for row in query.rows if not row["gap"]} == {*sent, *more}
 
 
+def test_an_end_that_is_lost_is_not_passed_over_while_its_broker_is_silent(bus: MemoryBus) -> None:
+    publish(bus, 12)
+    query = Query(timeoutS="0.1")
+    query.step()
+    for stream in streams(bus).values():
+        del stream.kept[2:]
+    query.read.prepareForTriggerAvailableNow()
+    bus.stop_brokers(*bus.brokers)
+    with pytest.raises(NotReady):
+        query.step()
+
+
 @pytest.mark.parametrize("silent", [1, 3])
 def test_the_latest_of_a_broker_that_is_slow_at_the_start_is_asked_until_it_is_known(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch, silent: int
@@ -224,14 +236,38 @@ def test_a_query_of_the_latest_begins_behind_what_was_noted_for_one_run(bus: Mem
     assert read.latestOffset(start, ReadAllAvailable()) == start
 
 
-@pytest.mark.parametrize("begin", ["latest", "batch"])
+@pytest.mark.parametrize("begin", ["latest", "batch", "availableNow"])
 def test_a_query_fails_where_a_broker_never_says_what_it_has(bus: MemoryBus, begin: str) -> None:
     publish(bus, 6)
     bus.stop_brokers(bus.brokers[0])
     read = reader(startingOffsets="latest", timeoutS="0.1")
-    started = {"latest": read.initialOffset, "batch": source.BatchReader(read.settings).partitions}
+    started = {
+        "latest": read.initialOffset,
+        "batch": source.BatchReader(read.settings).partitions,
+        "availableNow": read.prepareForTriggerAvailableNow,
+    }
     with pytest.raises(NotReady, match=bus.brokers[0]):
         started[begin]()
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_run_until_all_available_is_read_never_ends_well_without_a_broker(
+    bus: MemoryBus, fails: str
+) -> None:
+    """Unless gaps are put up with: such a query reads the others, and this one the next time."""
+    publish(bus, 6)
+    read = reader(failOnDataLoss=fails, timeoutS="0.1")
+    bus.stop_brokers(bus.brokers[0])
+    start = read.initialOffset()
+    bus.start_brokers()
+    read.prepareForTriggerAvailableNow()
+    bus.stop_brokers(bus.brokers[0])
+    if fails == "true":
+        with pytest.raises(NotReady, match=bus.brokers[0]):
+            read.latestOffset(start, ReadAllAvailable())
+        return
+    end = read.latestOffset(start, ReadAllAvailable())
+    assert {row["broker"] for row in rows(read, start, end)} == {*bus.brokers[1:]}
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
