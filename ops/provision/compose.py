@@ -41,7 +41,7 @@ MODE, FOLDER_MODE = 0o644, 0o700
 # One release each, so that a second start runs what the first one ran.
 IMAGES = {
     "rabbitmq": "docker.io/library/rabbitmq:4.3.0-management",
-    "haproxy": "docker.io/library/haproxy:3.2.4",
+    "haproxy": "docker.io/library/haproxy:3.2.22",
     "prometheus": "docker.io/prom/prometheus:v3.5.0",
     "grafana": "docker.io/grafana/grafana:12.1.1",
 }
