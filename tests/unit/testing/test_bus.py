@@ -252,6 +252,21 @@ async def test_what_comes_back_too_often_is_parked_by_its_broker(batch: Any) -> 
         assert clients.bus.waiting("orders", "billing") == 0
 
 
+async def test_deliveries_that_nobody_saw_are_not_parked_by_a_limit_of_the_whole_bus() -> None:
+    bus, handled = MemoryBus(delivery_limit=3), set[bytes]()
+    bus.declare("orders/billing")
+    async with bus.async_publisher() as publisher:
+        await publisher.send_many("orders", [b"%d" % number for number in range(12)])
+    for _ in range(12):
+        async with bus.async_consumer("orders", subscription="billing") as consumer:
+            delivery = await consumer.receive()
+            assert delivery is not None
+            handled.add(delivery.body)
+            consumer.ack(delivery)
+    assert len(handled) == 12
+    assert not bus.parked("orders", "billing")
+
+
 # Questions.
 async def test_answers_are_remembered_in_their_order(clients: Clients) -> None:
     bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
