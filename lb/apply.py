@@ -24,6 +24,7 @@ from lb.errors import ApplyFailed, BalancerUnreachable
 from lb.hosts import LocalMachine, Machine
 from lb.render import marker, render
 from messagebus.errors import ConfigError
+from messagebus.tls import TlsFiles
 
 RELOAD_WITHIN_S = 60.0
 """Time from the signal until the new process answers with the new configuration; 0.1 s when idle. It ends at
@@ -52,8 +53,18 @@ class Applied:
 def check(inventory: Inventory, machine: Machine = THIS_MACHINE) -> str:
     """Render the configuration and let HAProxy check it, without touching anything.
 
-    Returns the configuration. Raises ConfigError for faults that the lint or HAProxy finds.
+    Returns the configuration. Raises ConfigError for faults that the lint or HAProxy finds, and for a
+    certificate of its checks that has ended: by that all brokers would be down.
     """
+    if inventory.tls:
+        file = inventory.tls.check_cert_file
+        end_s = TlsFiles(cert_file=str(file)).good_until_s()
+        if end_s and end_s < time.time():
+            raise ConfigError(f"check_cert_file {file}: has ended, and brokers refuse checks by it")
+    return _checked(inventory, machine)
+
+
+def _checked(inventory: Inventory, machine: Machine) -> str:
     if found := lint.faults(inventory):
         raise ConfigError("balancer: " + "; ".join(found))
     text = render(inventory)
@@ -68,7 +79,7 @@ def prepare_start(inventory: Inventory, machine: Machine = THIS_MACHINE) -> None
     Raises ConfigError as `check`.
     """
     with machine.locked(inventory.balancer):
-        _prepare_start(inventory, machine, check(inventory, machine))
+        _prepare_start(inventory, machine, _checked(inventory, machine))
 
 
 def apply(

@@ -203,9 +203,12 @@ def _of_certificate(bus: BusConfig) -> Iterator[Finding]:
 
 
 def _of_days(what: str, whose: str, end_s: float) -> Finding:
-    days = int((end_s - time.time()) // DAY_S)
-    if days < 0:
-        return _fault(what, f"{whose} ended {plural(-days, 'day')} ago", "renew it")
+    left_s = end_s - time.time()
+    if left_s < 0:
+        ago = int(-left_s // DAY_S)
+        told = f"{plural(ago, 'day')} ago" if ago else "within the last day"
+        return _fault(what, f"{whose} ended {told}", "renew it")
+    days = int(left_s // DAY_S)
     told = f"{whose} is good for {plural(days, 'day')}"
     return _well(what, told) if days >= DAYS_LEFT_MIN else _doubt(what, told, "renew it")
 
@@ -281,9 +284,13 @@ async def _why_no_link(
     spoken = await _spoken(address, tls=bus.tls)
     if spoken := spoken or ("plain AMQP" if "WRONG_VERSION_NUMBER" in told else ""):
         return _fault(what, f"{spoken} is spoken there", _TODO_SPOKEN[spoken])
+    if bus.list_urls and what.startswith("balancer"):
+        return _fault(what, told, f"is a broker up behind it? {_BEHIND}")
     return _fault(what, told, "is it a RabbitMQ, and has it started?")
 
 
+# HAProxy ends connections at once while none is up, as when certificates have ended.
+_BEHIND = "python -m lb status; python -m ops check"
 _TODO_SPOKEN = {
     "TLS": "MESSAGEBUS_TLS=true, with MESSAGEBUS_TLS_CA_FILE",
     "plain AMQP": "the port of its TLS listener, or no MESSAGEBUS_TLS",
@@ -377,6 +384,8 @@ async def _of_lists(bus: BusConfig) -> tuple[BrokerList | None, list[Finding]]:
                 listed = await fetch_list(http, url)
         except (ListError, ConfigError) as why:
             todo = "the address of the list on the balancer, which ends in /consumer-list"
+            if isinstance(why.__cause__, httpx.TransportError):
+                todo += f"; is an agent up behind it? {_BEHIND}"
             found.append(_fault(what, str(why).removeprefix(f"{url}: "), todo))
             continue
         assert listed is not None, "only a waiting fetch is answered with nothing newer"

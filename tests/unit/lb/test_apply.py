@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from inventory.inventory import Balancer, Inventory
+from inventory.tables import Tls
 from lb import apply as applying
 from lb import fleet, runtime
 from lb.apply import Applied
@@ -25,6 +26,7 @@ from lb.render import marker, render
 from lb.runtime import ServerState
 from lb.state import rows
 from messagebus.errors import ConfigError
+from ops.local.certificates import Authority
 from ops.errors import CommandFailed
 from tests.support.balancer import PASSWORD, UP, inventory
 
@@ -103,6 +105,24 @@ def test_the_same_configuration_is_not_reloaded(balancer: FakeHAProxy) -> None:
     balancer.start()
     assert applying.apply(balancer.read) == applying.Applied(changed=False, reloaded=False, pid=1)
     assert balancer.signals == 0
+
+
+def test_a_certificate_of_checks_that_has_ended_is_refused_while_the_one_before_still_serves(
+    balancer: FakeHAProxy, tmp_path: Path
+) -> None:
+    """HAProxy would load it, and each broker would refuse its checks: all of them down at once."""
+    applying.apply(balancer.read)
+    balancer.start()
+    authority = Authority.make("of a test")
+    file = tmp_path / "check.pem"
+    tls = Tls(ca_file=file, cert_file=file, key_file=file, server_name="b", check_cert_file=file)
+    secured = dataclasses.replace(balancer.read, tls=tls)
+    file.write_text("".join(authority.issue("check", days=-1)))
+    with pytest.raises(ConfigError, match=rf"check_cert_file {file}: has ended"):
+        applying.apply(secured)
+    assert balancer.signals == 0
+    file.write_text("".join(authority.issue("check")))
+    assert applying.apply(secured).reloaded
 
 
 def test_it_is_reloaded_when_told_to(balancer: FakeHAProxy) -> None:

@@ -162,6 +162,11 @@ def behind(rig: Rig) -> None:
     rig.env["MESSAGEBUS_LIST_URL"] = f"{rig.url},http://127.0.0.1:{nobody()}/consumer-list"
 
 
+def no_agent(rig: Rig) -> None:
+    """Something ends the connection of a fetch without an answer."""
+    rig.env["MESSAGEBUS_LIST_URL"] = f"http://{rig.rabbit.name}/consumer-list"
+
+
 def cache(rig: Rig) -> None:
     rig.env["MESSAGEBUS_LIST_CACHE"] = str(rig.folder / "no" / "such" / "list")
 
@@ -191,7 +196,8 @@ BROKEN: dict[str, tuple[Callable[[Rig], None], str, str, str, str]] = {
         "its port",
     ),
     "a port of HTTP": (http_port, "✗", "balancer", "HTTP is spoken", "AMQP port"),
-    "a broker that never answers": (silent, "✗", "balancer", "within 500 ms", "RabbitMQ"),
+    "a balancer without a broker": (silent, "✗", "balancer", "within 500 ms", "lb status"),
+    "a balancer without an agent": (no_agent, "✗", "list", "", "lb status"),
     "a wrong password": (wrong_password, "✗", "broker", "refuses user guest", "PASSWORD_FILE"),
     "a wrong vhost": (setting("VHOST", "shop"), "✗", "broker", "vhost", "MESSAGEBUS_VHOST"),
     "another broker at the address": (renamed, "✗", "broker", "mb9:5672 answers", "the list"),
@@ -243,6 +249,14 @@ BROKEN: dict[str, tuple[Callable[[Rig], None], str, str, str, str]] = {
     "an unknown pika": (old_pika, "▲", "versions", "slow path", "pika"),
     "the other messagebus": (namesake, "✗", "packages", "another project's", "environment"),
 }
+
+
+@pytest.mark.parametrize(
+    ("hours", "told"), [(30, "1 day ago"), (50, "2 days ago"), (1, "within the last day")]
+)
+def test_since_when_a_certificate_has_ended_is_counted_in_whole_days(hours: int, told: str) -> None:
+    found = doctor._of_days("certificate", "ours", time.time() - hours * 3_600)
+    assert (found.mark, found.told) == (doctor.Mark.FAULT, f"ours ended {told}")
 
 
 @pytest.mark.parametrize("name", BROKEN)
