@@ -13,6 +13,7 @@ import hashlib
 import ipaddress
 import os
 import ssl
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -142,9 +143,15 @@ class Inventory:
     def certificates(self) -> ssl.SSLContext:
         """Return the TLS context for requests to agents and management APIs.
 
-        Raises ConfigError when the files are missing or wrong.
+        Raises ConfigError when the files are missing or wrong, or the operators' certificate has ended:
+        agents hang up on it without a word.
         """
-        return (self.tls.files if self.tls else TlsFiles()).client_context()
+        if self.tls is None:
+            return TlsFiles().client_context()
+        end_s = TlsFiles(cert_file=str(self.tls.cert_file)).good_until_s()
+        if end_s and end_s < time.time():
+            raise ConfigError(f"[tls] cert_file {self.tls.cert_file}: has ended: renew it")
+        return self.tls.files.client_context()
 
     def proof_to(self, node: Node) -> TokenProof:
         """Return the proof of the operators' token for the agent of a broker. Raises ConfigError."""

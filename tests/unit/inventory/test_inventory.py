@@ -18,6 +18,7 @@ from inventory.tables import Provision, Timers, User
 from lb.lint import faults
 from lb.render import marker, render
 from messagebus.errors import ConfigError
+from ops.local.certificates import Authority
 from tests.support.balancer import BASE, inventory, inventory_values, mirrored_values
 
 
@@ -554,6 +555,23 @@ def test_what_is_wrong_with_a_user_is_told(values: dict[str, Any], fault: str) -
 def test_limits_have_defaults() -> None:
     assert read(provision={"disk_free_mb": 5}).provision == Provision(disk_free_mb=5)
     assert read().provision == Provision()
+
+
+def test_an_operators_certificate_that_has_ended_is_named_before_anybody_is_asked(
+    tmp_path: Path,
+) -> None:
+    authority = Authority.make("of a test")
+    authority.save(tmp_path)
+    file = tmp_path / "operator.pem"
+    known = read(tls=TLS)
+    assert known.tls
+    tls = dataclasses.replace(known.tls, ca_file=tmp_path / "ca.pem", cert_file=file, key_file=file)
+    secured = dataclasses.replace(known, tls=tls)
+    file.write_text("".join(authority.issue("operator", days=-1)))
+    with pytest.raises(ConfigError, match=rf"cert_file {file}: has ended: renew it"):
+        secured.certificates()
+    file.write_text("".join(authority.issue("operator")))
+    assert secured.certificates()
 
 
 def test_tls_wants_certificates_of_brokers_where_hosts_are_provisioned() -> None:

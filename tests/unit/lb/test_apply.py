@@ -26,8 +26,8 @@ from lb.render import marker, render
 from lb.runtime import ServerState
 from lb.state import rows
 from messagebus.errors import ConfigError
-from ops.local.certificates import Authority
 from ops.errors import CommandFailed
+from ops.local.certificates import Authority
 from tests.support.balancer import PASSWORD, UP, inventory
 
 STATE = "3 mb_brokers 1 mb1 10.0.1.1 2 8 100 100 2 15 3 3 6 22 0 0 - 5672 - 0 0 - - 0\n"
