@@ -36,13 +36,15 @@ _KINDS: dict[str, tuple[type, ...]] = {
 class Limits:
     """Bounds, of a principal where nothing else is said.
 
-    requests_max: under way at once. leases_max, leased_bytes_max: deliveries in its hands, and their bodies
-    together, of which the last pull may take more. sockets_max: streams and sockets.
+    requests_max: under way at once. bodies_bytes_max: of bodies that arrive at once. leases_max,
+    leased_bytes_max: deliveries in its hands, and their bodies together, of which the last pull may take
+    more. sockets_max: streams and sockets.
     connections_max: of the process. large_bytes_max: of all bodies above 1 MiB together. request_s: for a
     request to arrive, headers and body. admit_wait_s: for room in the publisher's backlog.
     """
 
     requests_max: int = 1_000
+    bodies_bytes_max: int = 64 << 20
     leases_max: int = 10_000
     leased_bytes_max: int = 256 << 20
     sockets_max: int = 1_000

@@ -58,6 +58,7 @@ class Principal:
     bucket: Bucket = field(default_factory=lambda: Bucket(0))
     requests: Places = field(default_factory=lambda: Places(Limits().requests_max))
     sockets: Places = field(default_factory=lambda: Places(Limits().sockets_max))
+    bodies: Places = field(default_factory=lambda: Places(Limits().bodies_bytes_max))
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def may(self, right: str, name: str) -> bool:
@@ -214,7 +215,7 @@ class People:
                 continue
             tokens[key] = self._bounded(each)
             if old is not None:
-                each.requests, each.sockets = old.requests, old.sockets
+                each.requests, each.sockets, each.bodies = old.requests, old.sockets, old.bodies
                 if old.bucket.rate_per_s == each.bucket.rate_per_s:
                     each.bucket = old.bucket
         kept = {id(each) for each in tokens.values()}
@@ -226,6 +227,7 @@ class People:
     def _bounded(self, principal: Principal) -> Principal:
         principal.requests = Places(self._limits.requests_max)
         principal.sockets = Places(self._limits.sockets_max)
+        principal.bodies = Places(self._limits.bodies_bytes_max)
         return principal
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from messagebus import MessageInvalid, WrongPayload
+from messagebus.http.allowance import Places
 from messagebus.message import decode_json
 from messagebus.numbers import read_number, read_whole
 from messagebus_gateway.problems import Problem
@@ -37,14 +38,29 @@ def too_large(most: int) -> Problem:
     return Problem(413, f"a body of more than {most:,} bytes", outcome="not sent")
 
 
-async def read_body(request: Request, most: int) -> bytes:
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > most:
-            raise too_large(most)
-        chunks.append(chunk)
+async def read_body(request: Request, most: int, room: Places | None = None) -> bytes:
+    """Read a whole body. room: of all bodies of its principal that arrive. Raises Problem 413 and 429."""
+    chunks, size, counted = [], 0, 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > most:
+                raise too_large(most)
+            if room is not None:
+                take_room(room, len(chunk))
+                counted += len(chunk)
+            chunks.append(chunk)
+    finally:
+        if room is not None:
+            room.leave(counted)
     return b"".join(chunks)
+
+
+def take_room(room: Places, size: int) -> None:
+    """Take room for a part of a body. Raises Problem 429."""
+    if not room.enter(size):
+        detail = f"{room.most:,} bytes of bodies arrive at once: send fewer requests side by side"
+        raise Problem(429, detail, outcome="not sent", retry=True, retry_after_s=1)
 
 
 async def read_events(request: Request, timeout_s: float) -> list[Wanted]:
@@ -66,9 +82,9 @@ async def read_events(request: Request, timeout_s: float) -> list[Wanted]:
     return wanted
 
 
-async def read_object(request: Request, known: set[str]) -> dict[str, Any]:
-    """Read a JSON object; nothing is an empty one. Raises Problem 400."""
-    body = await read_body(request, JSON_BYTES_MAX)
+async def read_object(request: Request, known: set[str], room: Places) -> dict[str, Any]:
+    """Read a JSON object; nothing is an empty one. Raises Problem 400, 413 and 429."""
+    body = await read_body(request, JSON_BYTES_MAX, room)
     try:
         found = decode_json(body) if body.strip() else {}
     except WrongPayload as fault:

@@ -80,6 +80,7 @@ from messagebus_gateway.reading import (
     read_object,
     read_seconds,
     read_texts,
+    take_room,
     too_large,
 )
 from messagebus_gateway.sockets import PROTOCOL, Socket
@@ -261,7 +262,7 @@ class _Web:
             async with self._large:
                 wanted = read_wanted(read_texts(request), await read_body(request, BODY_BYTES_MAX))
         else:
-            wanted = read_wanted(read_texts(request), await self._small(request))
+            wanted = read_wanted(read_texts(request), await self._small(request, principal))
         message_id = wanted.message.message_id
         place = (principal.name, name, message_id)
         async with AsyncExitStack() as turn:
@@ -284,24 +285,29 @@ class _Web:
             raise problem_of(end)
         return json_response(found, 201)
 
-    async def _small(self, request: Request) -> bytes:
+    async def _small(self, request: Request, principal: Principal) -> bytes:
         """Read a body that says no length, or a small one; a large one takes its turn."""
-        chunks, size = [], 0
+        chunks, counted = [], 0
         stream = request.stream()
-        async for chunk in stream:
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > LARGE_BYTES:
-                break
-        else:
-            return b"".join(chunks)
-        async with self._large:
+        try:
             async for chunk in stream:
-                size += len(chunk)
-                if size > BODY_BYTES_MAX:
-                    raise too_large(BODY_BYTES_MAX)
+                take_room(principal.bodies, len(chunk))
+                counted += len(chunk)
                 chunks.append(chunk)
-        return b"".join(chunks)
+                if counted > LARGE_BYTES:
+                    break
+            else:
+                return b"".join(chunks)
+            size = counted
+            async with self._large:
+                async for chunk in stream:
+                    size += len(chunk)
+                    if size > BODY_BYTES_MAX:
+                        raise too_large(BODY_BYTES_MAX)
+                    chunks.append(chunk)
+            return b"".join(chunks)
+        finally:
+            principal.bodies.leave(counted)
 
     async def batch(self, request: Request, principal: Principal) -> Response:
         """Publish many; 201 only if all are confirmed."""
@@ -422,7 +428,9 @@ class _Web:
         """Wait for deliveries and lease them."""
         source = _source(request)
         principal.check("consume", str(source))
-        how = await read_object(request, {"max", "wait_s", "lease_s", "bytes_max"})
+        how = await read_object(
+            request, {"max", "wait_s", "lease_s", "bytes_max"}, principal.bodies
+        )
         most = read_count(how, "max", 1, 1, PULL_MAX)
         wait_s = read_seconds(how, "wait_s", WAIT_S, 0, WAIT_S_MAX)
         lease_s = read_seconds(how, "lease_s", LEASE_S, LEASE_S_MIN, LEASE_S_MAX)
@@ -497,7 +505,8 @@ class _Web:
         known = {"leases", *_HOW.get(what, ())}
 
         async def answer(request: Request, principal: Principal) -> Response:
-            body = await self._settle(request, principal, what, await read_object(request, known))
+            how = await read_object(request, known, principal.bodies)
+            body = await self._settle(request, principal, what, how)
             count = len(body["leases"])
             if body["done"] == count:
                 return json_response(body)

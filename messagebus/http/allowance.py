@@ -80,21 +80,21 @@ class Allowances:
 
 
 class Places:
-    """Places for a number of things at once: requests under way, or sockets."""
+    """Places for a number of things at once: requests under way, sockets, or bytes of bodies."""
 
     __slots__ = ("most", "taken")
 
     def __init__(self, most: int) -> None:
         self.most, self.taken = most, 0
 
-    def enter(self) -> bool:
-        """Take a place. False: there is none."""
-        if self.taken >= self.most:
+    def enter(self, count: int = 1) -> bool:
+        """Take places. False: there are not so many, and none is taken."""
+        if self.taken + count > self.most:
             return False
-        self.taken += 1
+        self.taken += count
         return True
 
-    def leave(self) -> None:
-        """Give the place back."""
-        assert self.taken > 0
-        self.taken -= 1
+    def leave(self, count: int = 1) -> None:
+        """Give places back."""
+        assert self.taken >= count
+        self.taken -= count

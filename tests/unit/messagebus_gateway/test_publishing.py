@@ -754,3 +754,37 @@ async def test_a_name_in_a_clients_certificate_is_a_principal(tmp_path: Path) ->
         "nobody": 401,
         "nobody with a token": 201,
     }
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
+@pytest.mark.parametrize("path", ["/v1/topics/orders/messages", "/v1/leases/ack"])
+async def test_bodies_that_hold_back_their_end_are_bounded_together_for_each_principal(
+    path: str, tmp_path: Path
+) -> None:
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    rights = {"publish": ["orders"]}
+    entries = [token_entry(name, name, **rights) for name in ("shop", "other")]
+    file = write_tokens(tmp_path / "tokens.toml", *entries)
+    limits = {"bodies_bytes_max": 1_000_000}
+    async with gateway_on(bus, tokens_file=str(file), limits=limits) as served:
+
+        def head(size: int) -> bytes:
+            lines = f"Host: x\r\nAuthorization: Bearer shop\r\nContent-Length: {size}\r\n\r\n"
+            return f"POST {path} HTTP/1.1\r\n{lines}".encode()
+
+        held = [await served.connect(head(400_000) + b" " * 399_999) for _ in range(5)]
+        answers = [asyncio.create_task(reader.readline()) for reader, _ in held]
+        await eventually_async(lambda: sum(each.done() for each in answers) == 3, within_s=60)
+        assert {each.result().split()[1] for each in answers if each.done()} == {b"429"}
+        more = await served.publish(b"x" * 900_000, authorization="Bearer other")
+        assert more.status_code == 201, "of another principal"
+        for each in answers:
+            each.cancel()
+        for _, writer in held:
+            writer.close()
+        async with asyncio.timeout(60):
+            while (
+                await served.publish(b"x" * 900_000, authorization="Bearer shop")
+            ).status_code != 201:
+                pass
