@@ -222,18 +222,22 @@ def audit(manifest: Manifest, events: Events, allow: Iterable[str] = ()) -> Audi
     sent = _read_published(result, events.published)
     by_pair = _deliveries_by_pair(events.delivered)
     kills = _kills(manifest)
-    altered: set[str] = set()
+    wrong: set[str] = set()
     renumbered = _renumbered(events.published)
     for topic, names in manifest.topics.items():
         for name in names:
             got = by_pair.pop((topic, name), {})
             entry = SubscriptionAudit(topic, name)
             result.subscriptions.append(entry)
-            altered |= _judge_deliveries(result, entry, sent, got, kills)
-            _judge_expected(result, entry, sent, got, manifest.last_owed_ns)
+            wrong |= _judge_deliveries(result, entry, sent, got, kills)
+            wrong |= _judge_expected(result, entry, sent, got, manifest.last_owed_ns)
             entry.late = _late(sent, got, renumbered)
-    _judge_messages(result, manifest, sent, events.delivered)
-    result.found["altered"] = len(altered)
+    result.found |= {
+        "altered": result.total("altered"),
+        "orphan": result.total("orphans"),
+        "unexpected": result.total("unexpected"),
+    }
+    _judge_messages(result, manifest, sent, events.delivered, wrong)
     if (
         manifest.grace_ns
         and manifest.grace_ns > (_end_ns(manifest, events) - manifest.start_ns) / 2
@@ -342,28 +346,30 @@ def _judge_deliveries(
     got: Mapping[str, list[Row]],
     kills: Mapping[str, list[int]],
 ) -> set[str]:
-    """Count the deliveries of one subscription; return the ids of altered messages."""
-    altered = set()
+    """Count the deliveries of one subscription; return the ids of altered and of unexpected messages."""
+    wrong = set()
     for message_id, deliveries in got.items():
         entry.deliveries += len(deliveries)
         for row in deliveries:
             result.brokers.setdefault(row["broker"], BrokerAudit()).deliveries += 1
         message = sent.get(message_id)
+        repeats = why_again(deliveries, message.copies if message else 0, kills)
+        for repeat, why in zip(deliveries[1:], repeats, strict=True):
+            entry.doubled[why] += 1
+            result.brokers[repeat["broker"]].doubled += 1
         if message is None:
             entry.orphans += len(deliveries)
             continue
-        entry.unexpected += message.topic != entry.topic
+        if message.topic != entry.topic:
+            entry.unexpected += 1
+            wrong.add(message_id)
         entry.unconfirmed += not message.is_confirmed
         if any(
             row[name] != message.row[name] for row in deliveries for name in ("size", "body_hash")
         ):
             entry.altered += 1
-            altered.add(message_id)
-        repeats = why_again(deliveries, message.copies, kills)
-        for repeat, why in zip(deliveries[1:], repeats, strict=True):
-            entry.doubled[why] += 1
-            result.brokers[repeat["broker"]].doubled += 1
-    return altered
+            wrong.add(message_id)
+    return wrong
 
 
 def _judge_expected(
@@ -372,7 +378,9 @@ def _judge_expected(
     sent: Mapping[str, _Sent],
     got: Mapping[str, list[Row]],
     last_owed_ns: int | None,
-) -> None:
+) -> set[str]:
+    """Count the messages of one subscription that it should have had; return the ids of lost ones."""
+    lost = set()
     for message_id, message in sent.items():
         if message.topic != entry.topic or not message.is_confirmed:
             continue
@@ -384,9 +392,11 @@ def _judge_expected(
             entry.pending += 1
             continue
         entry.lost += 1
+        lost.add(message_id)
         result.brokers[message.row["broker"]].lost += 1
         if len(result.lost_ids) < LOST_IDS_MAX:
             result.lost_ids.append(message_id)
+    return lost
 
 
 def _renumbered(rows: Iterable[Row]) -> set[str]:
@@ -427,19 +437,21 @@ def _late(
 
 
 def _judge_messages(
-    result: Audit, manifest: Manifest, sent: Mapping[str, _Sent], delivered: Iterable[Row]
+    result: Audit,
+    manifest: Manifest,
+    sent: Mapping[str, _Sent],
+    delivered: Iterable[Row],
+    wrong: Collection[str],
 ) -> None:
-    """Judge each message, independent of its subscription."""
+    """Judge each message, independent of its subscription: by the first of its faults.
+
+    wrong: those that are lost, altered or unexpected, which comes before a time or an outcome.
+    """
     first_ns: dict[str, int] = {}
-    unexpected = set()
     for row in delivered:
         message_id, at_ns = row["message_id"], int(row["received_ns"])
         first_ns[message_id] = min(at_ns, first_ns.get(message_id, at_ns))
-        if message_id in sent and sent[message_id].topic != row["topic"]:
-            unexpected.add(message_id)
     found = result.found
-    found["orphan"] = len(first_ns.keys() - sent.keys())
-    found["unexpected"] = len(unexpected)
     for message_id, message in sent.items():
         came_ns = first_ns.get(message_id)
         found["reused"] += message.is_reused
@@ -448,9 +460,11 @@ def _judge_messages(
             found["unlisted"] += message.row["broker"] not in (
                 manifest.brokers or (message.row["broker"],)
             )
-        if came_ns is not None:
-            found["early"] += came_ns < message.since_ns - EARLY_NS
-            found["refused_delivered"] += not message.is_confirmed and message.copies <= 0
+        if came_ns is None or message.is_reused or message_id in wrong:
+            continue
+        is_refused = not message.is_confirmed and message.copies <= 0
+        found["refused_delivered"] += is_refused
+        found["early"] += not is_refused and came_ns < message.since_ns - EARLY_NS
 
 
 def _judge_records(result: Audit, manifest: Manifest, events: Events) -> None:

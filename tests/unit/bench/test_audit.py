@@ -126,13 +126,15 @@ def test_a_delivery_that_nobody_published_is_an_orphan() -> None:
     events = whole_run()
     events.delivered.append(delivered(99, "audit"))
     assert audit(MANIFEST, events).faults == ["1 delivered and never published"]
+    events.delivered.append(delivered(99, "audit", received_ns=60 * S))
+    assert audit(MANIFEST, events).counts == {"orphan": 2, "unexplained": 1}
 
 
 def test_a_message_of_another_topic_is_unexpected_here() -> None:
     events = whole_run()
     events.published[3] = published(3, topic="u")
     result = audit(replace(MANIFEST, topics={"t": NAMES, "u": ("all",)}), events)
-    assert result.counts == {"lost": 1, "unexpected": 1}
+    assert result.counts == {"lost": 1, "unexpected": 2}
     assert [each.expected for each in result.subscriptions] == [9, 9, 1]
     assert [each.unexpected for each in result.subscriptions] == [1, 1, 0]
 
@@ -224,17 +226,15 @@ def naive(manifest: Manifest, events: Events) -> dict[str, Any]:
             ),
             key=lambda row: row["received_ns"],
         )
-        if not sent:
-            counts["orphans"] += len(came)
-            continue
-        if sent[0]["outcome"] == "confirmed":
+        if sent and sent[0]["outcome"] == "confirmed":
             counts["expected"] += 1
             counts["lost"] += not came
-        counts["altered"] += any(
+        counts["orphans"] += 0 if sent else len(came)
+        counts["altered"] += bool(sent) and any(
             (row["size"], row["body_hash"]) != (sent[0]["size"], sent[0]["body_hash"])
             for row in came
         )
-        spare = sent[0]["attempts"] - 1
+        spare = sent[0]["attempts"] - 1 if sent else 0
         for place, row in enumerate(came[1:], start=1):
             same = [earlier for earlier in came[:place] if earlier["broker"] == row["broker"]]
             if same and same[-1]["ack"] in ("stale", "none"):
