@@ -51,8 +51,8 @@ Rows: TypeAlias = list[dict[str, Any]]
 
 
 def measure(run: Run, judged: Sifted | Unsifted | None = None) -> Answer:
-    """Audit a run. judged: its messages; sifted here by default."""
-    judged = judged or sifted(run)
+    """Audit a run. judged: its messages; by default sifted here, and for a day those of its fates."""
+    judged = judged or (Unsifted(run, run.fates()) if run.day else sifted(run))
     easy = collected(judged.counts())
     totals = _added(easy, collected(audit.totals(judged.fates)))
     found: dict[str, Any] = {
@@ -172,7 +172,7 @@ def _answer(run: Run, found: dict[str, Any]) -> Answer:
         ),
         sections=_sections(run, found),
         words=WORDS,
-        tables="odd_fates, late",
+        tables="fates, late" if run.day else "odd_fates, late",
     )
     return Answer(found, page, BROKEN, UNSHOWN)
 

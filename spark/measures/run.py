@@ -83,6 +83,14 @@ class Run:
         fates.made_anew(self.session, self.lake, self.ingested)
         return self.lake.read(self.session, fates.FATES, fates.SCHEMA, self._partitions())
 
+    def fates_around(self) -> DataFrame:
+        """Return the fates of all messages that a delivery of this day can be behind; see `fates.around`."""
+        fates.made_anew(self.session, self.lake, self.ingested)
+        run_id = self.manifest.run_id
+        days = fates.around(self.lake, run_id, str(self.day))
+        named = [f"{DATE}={each}/{RUN}={run_id}" for each in days] or [self._partitions()]
+        return self.lake.read(self.session, fates.FATES, fates.SCHEMA, *named)
+
     def keep(self, name: str, rows: DataFrame) -> DataFrame:
         """Keep a table of this run or day in place of the kept one, and return it as kept.
 

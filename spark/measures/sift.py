@@ -160,10 +160,9 @@ def arrivals(published: DataFrame, delivered: DataFrame, *, origins: bool) -> Da
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """The events of a run, sifted. published, delivered: all of the run, also for a day.
+    """The events of a whole run, sifted. odd: digests, of `odd`.
 
-    odd: digests, of `odd`.
-    odd_published: the publishes of odd messages. every_fate: `audit.fates` of odd messages; kept.
+    odd_published: the publishes of odd messages. fates: `audit.fates` of odd messages; kept.
     """
 
     run: Run
@@ -172,38 +171,28 @@ class Sifted:
     odd: DataFrame
     odd_published: DataFrame
     origins: bool
-    every_fate: DataFrame
-
-    @property
-    def fates(self) -> DataFrame:
-        """The fates of odd messages of the run, or of those published on its day."""
-        return self._of_day(self.every_fate)
+    fates: DataFrame
 
     def counts(self) -> DataFrame:
         """Return `audit.totals` of plain messages."""
-        own = [self._of_day(rows) for rows in (self.published, self.odd_published)]
-        return counts(plain(*own), self.run.manifest)
+        return counts(plain(self.published, self.odd_published), self.run.manifest)
 
     def arrivals(self) -> DataFrame:
-        """Return `order.ARRIVAL`: of plain messages, which all are judged, and of odd ones.
-
-        Of all days: messages of other days may have come before.
-        """
+        """Return `order.ARRIVAL`: of plain messages, which all are judged, and of odd ones."""
         came = without(self.delivered, self.odd)
         plain = arrivals(self.published, came, origins=self.origins)
-        return plain.unionByName(order.arrivals(self.every_fate))
+        return plain.unionByName(order.arrivals(self.fates))
 
     def late(self) -> DataFrame:
-        """Return `order.out_of_order`; for a day, the late messages of that day."""
-        return self._of_day(late(self.arrivals(), self.published))
-
-    def _of_day(self, rows: DataFrame) -> DataFrame:
-        return rows.filter(F.col(DATE) == self.run.day) if self.run.day else rows
+        """Return `order.out_of_order`."""
+        return late(self.arrivals(), self.published)
 
 
 @dataclass(frozen=True, slots=True)
 class Unsifted:
-    """The fates of all messages, in place of `Sifted`, for a report that needs them anyway."""
+    """The fates of all messages, in place of `Sifted`: for a report that needs them anyway, and for a day,
+    whose fates are kept.
+    """
 
     run: Run
     fates: DataFrame
@@ -213,8 +202,12 @@ class Unsifted:
         return audit.totals(self.fates).limit(0)
 
     def late(self) -> DataFrame:
-        """Return `order.out_of_order`."""
-        return late(order.arrivals(self.fates), self.run.events("published"))
+        """Return `order.out_of_order`; for a day, the late messages of that day."""
+        run = self.run
+        if run.day is None:
+            return late(order.arrivals(self.fates), run.events("published"))
+        arrivals = order.arrivals(run.fates_around())
+        return late(arrivals, run.whole.events("published")).filter(F.col(DATE) == run.day)
 
 
 def late(arrivals: DataFrame, published: DataFrame) -> DataFrame:
@@ -227,18 +220,14 @@ def late(arrivals: DataFrame, published: DataFrame) -> DataFrame:
 
 
 def sifted(run: Run) -> Sifted:
-    """Read all events once, and those of odd messages once more.
-
-    For a day, too: a message that was confirmed on it may have been delivered on any other.
-    """
-    whole = run.whole
-    published, delivered = whole.events("published"), whole.events("delivered")
+    """Read all events of a whole run once, and those of odd messages once more."""
+    published, delivered = run.events("published"), run.events("delivered")
     origins = has_origins(delivered)
     with _no_partial_aggregation(run.session):
         odd_ids = held(odd(published, delivered, run.manifest, origins=origins))
     odd_published = only(published, odd_ids).persist()
     fates = audit.fates(odd_published, only(delivered, odd_ids), run.manifest)
-    kept = whole.keep(ODD_FATES, fates)
+    kept = run.keep(ODD_FATES, fates)
     return Sifted(run, published, delivered, odd_ids, odd_published, origins, kept)
 
 
