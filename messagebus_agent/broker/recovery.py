@@ -33,6 +33,7 @@ LEADERS_WAIT_S = 120.0
 # delay step.
 LOOK_EVERY_S = 10.0
 NAMES_TOLD = 3
+STREAMS = "mb.stream/"
 # Dead-lettering that was started again in so many of the last looks is ended by a message, not by chance.
 LOOKS_KEPT, ENDS_AGAIN_MIN = 6, 3
 
@@ -58,6 +59,8 @@ class Recovery:
             some = ", ".join(sorted(self.dead)[:NAMES_TOLD])
             more = f" and {len(self.dead) - NAMES_TOLD} more" if len(self.dead) > NAMES_TOLD else ""
             why = "their processes are dead: restart the broker"
+            if any(name.startswith(STREAMS) for name in self.dead):
+                why += "; a stream that stays dead has lost its coordinator: OPERATIONS.md"
             return f"queues take and give nothing: {some}{more} ({why})"
         if sum(self._ended) >= ENDS_AGAIN_MIN:
             return (

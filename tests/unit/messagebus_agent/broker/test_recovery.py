@@ -296,6 +296,9 @@ async def test_a_queue_whose_process_stays_dead_is_named_until_it_lives(
     assert caplog.text.count("work stands still") == 1
     settler.bodies = None  # not known: nothing is told that was not seen
     assert await recovery.find_dead() == {"mb.sub/t/s"}
+    settler.bodies = ["mb.stream/t"]
+    await recovery.find_dead()
+    assert "a stream that stays dead has lost its coordinator: OPERATIONS.md" in recovery.fault
     settler.bodies = []
     assert not await recovery.find_dead()
     assert recovery.fault == ""
