@@ -206,7 +206,8 @@ def _verdict(result: Result) -> str:
 
 def _figures(result: Result) -> tuple[Figure, ...]:
     """Return the most important numbers."""
-    found, fates = percentiles(result.bins("confirm")), result.fates
+    found, fates, never = percentiles(result.bins("confirm")), result.fates, result.never()
+    without = f", {never:,} never confirmed" if never else ""
     return (
         Figure(f"{result.per_s:,.0f}", "confirmed a second", f"{result.came('confirm'):,} in all"),
         Figure(
@@ -214,7 +215,7 @@ def _figures(result: Result) -> tuple[Figure, ...]:
             "delivered a second",
             f"{result.came('delivery'):,} in all",
         ),
-        Figure(_shown(found, "p50"), "confirm, median", f"p99 {_shown(found, 'p99')}"),
+        Figure(_shown(found, "p50"), "confirm, median", f"p99 {_shown(found, 'p99')}{without}"),
         Figure(NONE, "lost", NOT_JUDGED)
         if fates is None
         else Figure(

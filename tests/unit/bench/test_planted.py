@@ -131,6 +131,8 @@ def test_an_outage_is_as_long_as_it_was_wherever_time_is_told(
     for words in ("intended to confirmed", "sent to confirmed"):
         (line,) = (line for line in text if words in line)
         assert f"  {len(outage) * 200:,}  " in line
+    (tile,) = (line for line in text if "confirm, median" in line)
+    assert f"{len(outage) * 200:,} never confirmed" in tile
     (disturbance,) = (line.split() for line in text if line.strip().startswith("kill"))
     assert disturbance[-3] == f"{len(outage) * 200:,}"
     assert float(disturbance[-2]) == pytest.approx(silence_s, abs=0.05)
