@@ -11,6 +11,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import urljoin
 
@@ -107,6 +108,7 @@ class Agents:
     ) -> Registration:
         until_ms, failures, strangers = now_ms() + timeout_ms, 0, 0
         missing: Mapping[str, str] = {}
+        created: tuple[str, ...] = ()
         async with http_client(
             self._bus, timeout=ANSWER_TIMEOUT_S, transport=self._transport
         ) as http:
@@ -116,8 +118,9 @@ class Agents:
                     found = await self._ask(http, urljoin(url, "topology"), wanted)
                     if told is not None:
                         told(found)
+                    created += found.created
                     if found.complete or (enough and found.held):
-                        return found
+                        return replace(found, created=created)
                     missing, strangers = found.missing, 0
                 except (httpx.HTTPError, LinkLost) as fault:
                     reason = certificate_fault(fault)

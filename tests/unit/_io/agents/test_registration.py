@@ -151,6 +151,8 @@ async def test_what_exists_beside_a_name_is_told_by_agents_that_say_it() -> None
 async def test_what_is_new_is_told_by_agents_that_say_it() -> None:
     found = await register(Asked(told({**COMPLETE, "created": ["orders/billing"]})))
     assert found.created == ("orders/billing",)
+    partly = told({**PARTLY, "created": ["orders/billing"]})
+    assert (await register(Asked(partly, told(COMPLETE)))).created == ("orders/billing",)
     assert (await register(Asked(told(COMPLETE)))).created == ()
 
 
