@@ -107,6 +107,11 @@ def silent_of(view: View, names: Iterable[str]) -> Absent:
     )
 
 
+def answering(view: View) -> View:
+    """Return the view of the brokers and agents that answer now."""
+    return View(view.file, silent_of(view, [node.name for node in view.nodes]))
+
+
 def _answers(ask: Callable[[str], object], name: str) -> bool:
     try:
         ask(name)

@@ -27,6 +27,7 @@ from messagebus.tls import TlsFiles, certificate_fault
 from messagebus_tools.observing.rules import RULES, Past
 from messagebus_tools.observing.snapshot import Answer, Bus, Seen
 from ops.cluster import definitions
+from ops.cluster.absent import answering
 from ops.cluster.topology import drift
 from ops.cluster.view import View, next_file
 from ops.commands import kits
@@ -326,7 +327,7 @@ def _balancers(inventory: Inventory, file: Path) -> Iterator[Finding]:
 
 def _topology(view: View) -> Iterator[Finding]:
     try:
-        for each in drift(view):
+        for each in drift(answering(view)):
             yield Finding(each.node, f"topology: {each.about} {each.what}")
     except (NoAnswer, ConfigError) as fault:
         yield Finding("topology", f"cannot be compared: {fault}")

@@ -20,6 +20,7 @@ from messagebus.destination import PARTS, SEGMENTS
 from messagebus.terminal import plural, say
 from messagebus.topology import LADDER, declarations, with_options
 from ops.cluster import definitions
+from ops.cluster.absent import answering
 from ops.cluster.view import View
 from ops.errors import OpsError
 from ops.run.command import confirm, inventory_option, locked, yes_option
@@ -191,17 +192,19 @@ def diff(file: Path) -> int:
     """Print differences between agents, on brokers, and in arguments of queues. Exit code 7 if any.
 
     Policies, users and rights that are not the inventory's come first: they may lose messages, or let in.
+    Brokers and agents that do not answer are named, and the others compared.
 
     \b
     Example:
       python -m ops topology diff
     """
-    view = View(file.absolute())
+    view = answering(View(file.absolute()))
     imported = sorted(
-        (*each, node.name) for node in view.nodes for each in definitions.look(view, node.name)
+        (*each, node.name) for node in view.brokers for each in definitions.look(view, node.name)
     )
     lines = [
         *(f"{name}: {what}" for _rank, what, name in imported),
+        *(f"{each} does not answer, and is not compared" for each in view.absent.parts()),
         *map(str, drift(view)),
         *_otherwise(view),
     ]
@@ -283,17 +286,18 @@ def adopt(file: Path, yes: bool) -> None:
 
 
 def drift(view: View) -> list[Difference]:
-    """Return the differences between all agents and brokers of the inventory. Raises NoAnswer."""
-    names = [node.name for node in view.nodes]
+    """Return the differences between agents and brokers that are not absent. Raises NoAnswer."""
     maps = {name: _entries(found) for name, found in view.snapshots().items()}
     newest = latest(maps)
+    # An agent says what its broker has; without either nobody knows what is wanted there and missing.
+    whole = [node.name for node in view.brokers if node.name not in view.absent.agents]
     return [
         *differences(
             maps,
-            {name: view.settled(name)["queues"] for name in names},
-            {name: {queue.name: queue.messages for queue in view.queues(name)} for name in names},
+            {name: view.settled(name)["queues"] for name in whole},
+            {name: {queue.name: queue.messages for queue in view.queues(name)} for name in whole},
         ),
-        *(each for name in names for each in foreign(name, newest, view.bindings(name))),
+        *(each for name in whole for each in foreign(name, newest, view.bindings(name))),
     ]
 
 
@@ -321,6 +325,8 @@ def _otherwise(view: View) -> list[str]:
     """Return queues and exchanges that exist with other arguments than we would declare, in words."""
     lines = []
     for name, snapshot in view.snapshots().items():
+        if name in view.absent.brokers:
+            continue
         items = wanted_items(_entries(snapshot).values())
         for begin in range(0, len(items), ASKED_AT_ONCE):
             if fault := view.mismatch(name, items[begin : begin + ASKED_AT_ONCE]):

@@ -66,7 +66,11 @@ class Absent:
 
     def in_words(self) -> str:
         """Return each of them in words; "" for none."""
-        return ", ".join(
+        return ", ".join(self.parts())
+
+    def parts(self) -> list[str]:
+        """Return each of them in words."""
+        return [
             f"{what} {name}"
             for what, names in (
                 ("broker", self.brokers),
@@ -74,7 +78,7 @@ class Absent:
                 ("balancer", self.balancers),
             )
             for name in sorted(names)
-        )
+        ]
 
 
 NOBODY = Absent()

@@ -280,6 +280,9 @@ def test_what_differs_is_told_and_nothing_is_changed(
     ]
     for line, wanted in zip(told.stdout.splitlines(), first, strict=False):
         assert line.startswith(wanted)
+    rest = ops(cluster, "topology", "diff").stdout
+    assert f"agent of {other} does not answer, and is not compared" in rest
+    assert f"{name}: {stranger} is wanted by nobody; it holds 0 messages" in rest
     cluster.start(other, agent=True)
     operators_drain(cluster, name, True)
     eventually(lambda: "x-delivery-limit" in ops(cluster, "topology", "diff").stdout, within_s=60)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -22,7 +22,7 @@ from ops.__main__ import main
 from ops.cluster import definitions, topology
 from ops.cluster.topology import Difference, differences, foreign, latest, newer_than, wanted_items
 from ops.cluster.users import change_password, find_user
-from ops.cluster.view import View, next_file
+from ops.cluster.view import Absent, View, next_file
 from ops.errors import NoAnswer, OpsError
 from ops.local import files, secrets
 from ops.local.layout import Layout
@@ -70,6 +70,32 @@ def test_a_queue_that_is_missing_and_one_that_nobody_wants_are_told() -> None:
         "mb1: mb.sub/orders/a is not there, or not settled",
         "mb1: mb.sub/orders/old is wanted by nobody; it holds 1,200 messages",
     ]
+
+
+def test_whoever_does_not_answer_is_left_out_and_the_others_are_compared() -> None:
+    """One broker and one agent are dead: mb3 and that of mb2."""
+    known = {"entries": [entry("orders/new")]}
+    asked = list[str]()
+
+    def settled(name: str) -> dict[str, dict[str, bool]]:
+        asked.append(name)
+        return {"queues": {"mb.sub/orders/new": name != "mb4"}}
+
+    absent = Absent(brokers=frozenset({"mb3"}), agents=frozenset({"mb2"}))
+    view = SimpleNamespace(
+        absent=absent,
+        brokers=[SimpleNamespace(name=name) for name in ("mb1", "mb2", "mb4")],
+        snapshots=lambda: {"mb1": known, "mb3": {"entries": []}, "mb4": known},
+        settled=settled,
+        queues=lambda _name: [],
+        bindings=lambda _name: [],
+    )
+    assert [str(each) for each in topology.drift(cast(View, view))] == [
+        "mb3: orders/new is wanted: its agent does not know",
+        "mb4: mb.sub/orders/new is not there, or not settled",
+    ]
+    assert asked == ["mb1", "mb4"]
+    assert absent.parts() == ["broker mb3", "agent of mb2"]
 
 
 def test_agents_are_asked_for_what_is_alive_with_its_options() -> None:
@@ -120,6 +146,12 @@ class Agents:
     def queues(self, _name: str) -> list[Any]:
         return []
 
+    absent = Absent()
+
+    @property
+    def brokers(self) -> list[Any]:
+        return self.nodes
+
     def bindings(self, _name: str) -> list[Any]:
         return []
 
@@ -133,6 +165,7 @@ def test_each_agent_is_told_once_what_it_does_not_know(
     whole = [entry("orders"), entry("orders/billing", 2)]
     agents = Agents(mb1=whole, mb2=whole, mb3=[entry("orders")])
     monkeypatch.setattr(topology, "View", lambda _file: agents)
+    monkeypatch.setattr(topology, "answering", lambda view: view)
     monkeypatch.setattr(definitions, "look", lambda _view, _name: [])
     assert main(["topology", "diff", "--inventory", str(tmp_path / "i.toml")]) == 7
     told = "mb3: orders/billing is wanted: its agent does not know\n"
