@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -41,7 +41,7 @@ from ops.cluster.checks import refuse_strangers
 from ops.cluster.topology import latest
 from ops.cluster.view import View
 from ops.commands import kits
-from ops.errors import OpsError
+from ops.errors import NoAnswer, OpsError
 from ops.local import secrets
 from ops.run.command import confirm, inventory_option, locked, yes_option
 from ops.run.runner import HostRunner
@@ -78,7 +78,8 @@ def backup(archive: Path, with_secrets: bool, without: tuple[str, ...], file: Pa
     Example:
       python -m ops backup /backup/prod-2026-11-21.tar.gz
     """
-    made = _collect(_view(file.absolute(), without), with_secrets=with_secrets)
+    with _saying_without():
+        made = _collect(_view(file.absolute(), without), with_secrets=with_secrets)
     write_archive(archive, made)
     for name in made.files:
         say(f"{name}{'  (secret)' if name in made.secret else ''}")
@@ -95,6 +96,15 @@ def _view(file: Path, without: Iterable[str]) -> View:
     view = View(file, silent_of(View(file), without))
     refuse_strangers(view)
     return view
+
+
+@contextmanager
+def _saying_without() -> Iterator[None]:
+    """Add to an error about whoever does not answer how to go on without them."""
+    try:
+        yield
+    except NoAnswer as fault:
+        raise NoAnswer(f"{fault}; what is dead is left out by --without NODE") from fault
 
 
 def _collect(view: View, *, with_secrets: bool) -> Archive:
@@ -187,7 +197,7 @@ def restore(
     if only_files:
         _restore_files(kept, file, outside, dry_run=dry_run, yes=yes)
     else:
-        with nullcontext() if dry_run else locked(file, "restore"):
+        with nullcontext() if dry_run else locked(file, "restore"), _saying_without():
             view = _view(file, without)
             _restore_cluster(kept, view, users=users, only=only, dry_run=dry_run, yes=yes)
             if left_out := view.absent.in_words():
