@@ -13,12 +13,13 @@ from reports.charts import Mark, Series, Span
 from reports.page import Page
 from reports.svg import COLOURS
 from spark.lake.ingest import Ingested
+from spark.measures.latency import BIN_WINDOW_S
 from spark.measures.run import Run
 
 SECOND_NS = 1_000_000_000
 WINDOWS_MAX = 150
 # Incidents that are shaded from begin to end; a killed broker until it is back.
-LASTING = ("add", "remove", "freeze", "alarm", "agent", "drain")
+LASTING = ("kill", "add", "remove", "freeze", "alarm", "agent", "drain")
 DOWN = ("kill", "freeze")
 INCIDENT_NAMES = {
     "kill": "{} killed",
@@ -104,6 +105,25 @@ def window_for(seconds: float) -> int:
     return 1 + int(max(0.0, seconds - 1) // WINDOWS_MAX)
 
 
+def bin_window_for(run: Run) -> int:
+    """Return the width of the windows of stored bins: that of a chart of the whole run, 10 s at most."""
+    whole = run.whole if run.day else run
+    return min(window_for(whole.span_s), BIN_WINDOW_S)
+
+
+def over_s(one: Mapping[str, Any], every: Iterable[Mapping[str, Any]]) -> float:
+    """Return the end of an incident: of a kill the next start of its broker, where there is one.
+
+    one, every: of `incidents`.
+    """
+    if one["kind"] != "kill":
+        return float(one["done_s"])
+    starts = (
+        each["at_s"] for each in every if (each["kind"], each["broker"]) == ("start", one["broker"])
+    )
+    return float(min((at_s for at_s in starts if at_s >= one["at_s"]), default=one["done_s"]))
+
+
 def incidents(run: Run) -> list[dict[str, Any]]:
     """Return kind, broker, at_s and done_s of each incident, in order."""
     return [
@@ -126,13 +146,7 @@ def marks_and_spans(run: Run) -> dict[str, Any]:
         name = INCIDENT_NAMES[kind].format(short.get(broker, broker))
         marks.append(Mark(one["at_s"], name, alarm=is_down))
         if kind in LASTING:
-            spans.append(Span(one["at_s"], one["done_s"], alarm=is_down))
-        starts = (
-            each["at_s"] for each in every if (each["kind"], each["broker"]) == ("start", broker)
-        )
-        back = [at_s for at_s in starts if at_s >= one["at_s"]]
-        if kind == "kill" and back:
-            spans.append(Span(one["at_s"], min(back), alarm=True))
+            spans.append(Span(one["at_s"], over_s(one, every), alarm=is_down))
     return {"marks": marks, "spans": spans}
 
 

@@ -43,7 +43,7 @@ from spark.measures import hdr, latency, throughput
 from spark.measures.faults import bad_faults, counted, of_publishes, said
 from spark.measures.latency import CONFIRM, CURVE, END_TO_END, MEASURE_NAMES
 from spark.measures.run import Run
-from spark.pages import collected
+from spark.pages import bin_window_for, collected
 
 NS_PER_MS = 1_000_000
 PERCENTILES = (50, 99, 99.9, 100)
@@ -105,7 +105,9 @@ def _source(lake: Lake, named: str) -> tuple[Ingested, str | None]:
 def _measured(run: Run) -> dict[str, Any]:
     published = run.events("published")
     samples = latency.samples(published, run.fates())
-    curves = collected(hdr.percentiles(latency.bins(run, samples), ["measure"], CURVE))
+    curves = collected(
+        hdr.percentiles(latency.bins(run, samples, bin_window_for(run)), ["measure"], CURVE)
+    )
     faults: Counter[str] = Counter()
     audited = counted(audit.measure(run).found["counts"])
     for fault in (*audited, *of_publishes(run), *bad_faults(run.ingested, 0)):

@@ -6,6 +6,7 @@ spark-submit spark/jobs/failover.py --events DIR --out DIR
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from spark.command import Answer, exit_code, job_command
 from spark.measures import audit, gaps
 from spark.measures.faults import counted, unconfirmed
 from spark.measures.run import Run
-from spark.pages import collected, page_of, since_s
+from spark.pages import collected, over_s, page_of, since_s
 
 NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
 BROKER_DIMS = ["broker", "topic", "subscription"]
@@ -101,7 +102,11 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         verdict=verdict,
         faults=tuple(counted({"lost": found["lost"]})),
         comment=f"{plural(len(found['incidents']), 'thing')} done to the cluster.",
-        figures=tuple(_figure(one, found) for one in found["incidents"][:FIGURES_MAX]),
+        figures=tuple(
+            _figure(one, own)
+            for one in found["incidents"][:FIGURES_MAX]
+            if (own := _own(one, found))
+        ),
         sections=_sections(found),
         words=WORDS,
         tables="fates",
@@ -113,8 +118,8 @@ def _sections(found: dict[str, Any]) -> tuple[Section, ...]:
         Section(
             title="Around each of them",
             note="Bars: who was silent from when to when. A publisher had no confirm, a broker delivered "
-            "nothing new, while something waited for it. Shaded: as long as it lasted."
-            + _rest(found),
+            "nothing new, while something waited for it. Shaded: as long as it lasted; after a kill, until "
+            "the broker was back." + _rest(found),
             chart=silences(_events(found)),
         ),
         _gaps(
@@ -147,14 +152,15 @@ def _rest(found: dict[str, Any]) -> str:
 
 
 def _events(found: dict[str, Any]) -> list[Around]:
+    every = [one | {"done_s": one["at_s"] + one["lasted_s"]} for one in found["incidents"]]
     return [
         Around(
             f"{one['kind']} {one['broker']}".strip(),
             one["at_s"],
-            one["at_s"] + one["lasted_s"],
+            over_s(one, every),
             _longest(found, one["number"]),
         )
-        for one in found["incidents"][:FIGURES_MAX]
+        for one in every[:FIGURES_MAX]
     ]
 
 
@@ -169,12 +175,16 @@ def _longest(found: dict[str, Any], number: int) -> list[Gap]:
     return sorted(gaps.values(), key=lambda gap: -gap.lasted_s)
 
 
-def _figure(incident: dict[str, Any], found: dict[str, Any]) -> Figure:
-    own = [row for row in found["publishers"] if row["number"] == incident["number"]]
+def _own(incident: Mapping[str, Any], found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the silences of publishers around an incident, the longest first."""
+    return [row for row in found["publishers"] if row["number"] == incident["number"]]
+
+
+def _figure(incident: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> Figure:
     return Figure(
-        milliseconds(own[0]["gap_ms"] if own else None),
-        f"{incident['kind']} {incident['broker']}",
-        f"at {incident['at_s']:,.1f} s, worst of {plural(len(own), 'publisher')}",
+        milliseconds(own[0]["gap_ms"]),
+        f"silence of {own[0]['publisher']}: {incident['kind']} {incident['broker']}".strip(),
+        f"at {incident['at_s']:,.1f} s, the longest of {plural(len(own), 'publisher')}",
     )
 
 

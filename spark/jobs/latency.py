@@ -26,7 +26,6 @@ from spark.command import Answer, exit_code, job_command
 from spark.measures import hdr, latency, throughput
 from spark.measures.faults import clocks, counted, unconfirmed
 from spark.measures.latency import (
-    BIN_WINDOW_S,
     CONFIRM,
     CURVE,
     END_TO_END,
@@ -36,7 +35,14 @@ from spark.measures.latency import (
     WHOLE,
 )
 from spark.measures.run import Run
-from spark.pages import collected, marks_and_spans, page_of, since_s, window_for
+from spark.pages import (
+    bin_window_for,
+    collected,
+    marks_and_spans,
+    page_of,
+    since_s,
+    window_for,
+)
 
 SHOWN = (50.0, 90.0, 99.0, 99.9, 99.99, 99.999, 100.0)
 TIMELINE = {50: None, 99: DASHED, 100: DOTTED}
@@ -63,8 +69,9 @@ UNCORRECTED = {
 def measure(run: Run) -> Answer:
     published, fates = run.events("published"), run.fates()
     samples = latency.samples(published, fates)
-    bins = latency.bins(run, samples)
-    width = _width(run)
+    bin_width = bin_window_for(run)
+    bins = latency.bins(run, samples, bin_width)
+    width = math.ceil(window_for(run.span_s) / bin_width) * bin_width
     window = throughput.window("intended_ns", run.manifest.start_ns, width).alias("window")
     without = published.filter(F.col("outcome") != "confirmed").groupBy(window)
     [never] = collected(
@@ -95,11 +102,6 @@ def measure(run: Run) -> Answer:
             shown = [hdr.shown(row, each, of["error_ns"]) for each in supported]
             of["hidden"] = shown.count(None)
     return Answer(found, _page(run, found))
-
-
-def _width(run: Run) -> int:
-    """Return the width of the windows of the chart, which are whole windows of the stored bins."""
-    return math.ceil(window_for(run.span_s) / BIN_WINDOW_S) * BIN_WINDOW_S
 
 
 def timeline(bins: DataFrame) -> list[dict[str, Any]]:

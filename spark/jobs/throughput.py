@@ -114,7 +114,7 @@ def _section(run: Run, found: dict[str, Any], key: str, *dims: str) -> Section:
         key.capitalize(),
         [row for row in found[key] if row["kind"] in kinds],
         {
-            "": "kind",
+            **({"": "kind"} if len(kinds) > 1 else {}),
             **{dim: dim for dim in dims},
             "messages": "messages",
             "MB": lambda row: megabytes(row["bytes"]),
@@ -123,7 +123,8 @@ def _section(run: Run, found: dict[str, Any], key: str, *dims: str) -> Section:
             "mean of those": lambda row: per_second(row["messages"] / row["active_s"]),
             "best second": lambda row: f"{row['peak_per_s']:,}/s",
         },
-        left=1 + len(dims),
+        left=len(kinds) - 1 + len(dims),
+        note="" if len(kinds) > 1 else f"Messages {kinds[0]}.",
     )
 
 

@@ -28,7 +28,8 @@ MEASURE_NAMES = {
 # Measures that begin and end in one process: below zero only when its clock went back.
 ONE_CLOCK = (CONFIRM, SENT)
 WHOLE, BROKER, SUBSCRIPTION = "all", "broker", "subscription"
-# Window of the stored bins. Fine windows hardly compress: a broker's second has about as many bins as values.
+# Widest window of the stored bins. Fine windows hardly compress: a broker's second has about as many bins as
+# values.
 BIN_WINDOW_S = 10
 # fmt: off
 CURVE = (
@@ -74,9 +75,9 @@ def samples(published: DataFrame, fates: DataFrame) -> DataFrame:
     return sent.select(*columns).unionByName(received.select(*columns))
 
 
-def bins(run: Run, samples: DataFrame) -> DataFrame:
+def bins(run: Run, samples: DataFrame, width_s: int) -> DataFrame:
     """Return the bins of samples by date, measure, broker, subscription and window, as kept in the lake."""
-    window = throughput.window("at_ns", run.manifest.start_ns, BIN_WINDOW_S)
+    window = throughput.window("at_ns", run.manifest.start_ns, width_s)
     dims = ["date", "measure", "broker", "subscription", "window"]
     return run.keep(
         "latency_bins", hdr.bins(samples.withColumn("window", window), dims, "value_ns")

@@ -256,7 +256,10 @@ def test_the_silence_around_a_kill_is_found_per_publisher_and_broker(planted_run
     ]
     assert down
     assert all(2_900 < gap < 3_500 for gap in down)
-    assert f"kill {KILLED}" in render_text(answer.page)
+    text = render_text(answer.page)
+    assert f"kill {KILLED}" in text
+    # A tile is about somebody who was silent.
+    assert "of 0 publishers" not in text
 
 
 def test_a_freeze_of_three_seconds_is_three_seconds_whatever_is_delivered_again_in_it(

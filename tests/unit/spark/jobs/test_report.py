@@ -199,7 +199,7 @@ def test_tables_are_kept_for_other_tools(session: SparkSession, planted: Reporte
     assert run.events("delivered").count() == truth.deliveries
     assert run.fates().filter("expected").count() == truth.expected
     bins = session.read.parquet(str(run.lake.folder("latency_bins")))
-    assert bins.filter(f"pmod(window, {BIN_WINDOW_S}) != 0").count() == 0
+    assert bins.select("window").distinct().count() > BIN_WINDOW_S  # of a short run each second
     confirms = bins.filter("measure = 'confirm_from_intended'").groupBy().sum("n").first()
     assert confirms is not None
     assert confirms[0] == truth.confirmed
