@@ -126,12 +126,12 @@ class Model:
     def queue(self, load: Load, brokers: int) -> float:
         """Return the cores that each queue of a broker needs: one process, so there is one core for it.
 
-        A subscription is a queue. It has its deliveries, and its part of the messages and the syncs.
+        A subscription is a queue, which takes each message: it needs what a broker with this subscription
+        alone needs, without its rest. So no subscription more makes a queue cheaper.
         """
-        share = self.share(load, brokers)
+        share = self.share(dataclasses.replace(load, fan_out=min(1.0, load.fan_out)), brokers)
         rest = self.costs[0] / share.rate_per_s * 1e6
-        each = (self.cpu_us(share) - rest) / max(1.0, load.fan_out)
-        return each * share.rate_per_s / 1e6
+        return (self.cpu_us(share) - rest) * share.rate_per_s / 1e6
 
     def is_enough(self, load: Load, brokers: int, *, cores: float, busy_max: float) -> bool:
         """Return whether each broker, and each queue in it, has no more to do than it may."""

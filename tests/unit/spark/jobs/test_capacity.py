@@ -208,6 +208,16 @@ def test_more_of_a_broker_than_was_ever_measured_is_a_fault_and_a_queue_has_one_
     assert code == 0, text
 
 
+def test_no_load_that_grows_needs_fewer_brokers(runs: Path, tmp_path: Path) -> None:
+    asked = ("--durability", "page-cache", "--cores", "8", "--size", "1000", "--syncs", "0")
+    needed = []
+    for fan_out in ("1", "2", "3"):
+        plan(runs, tmp_path / fan_out, "--rate", "50000", "--fan-out", fan_out, *asked)
+        found = json.loads((tmp_path / fan_out / "capacity.json").read_text())
+        needed.append(found["brokers"])
+    assert needed == sorted(needed)
+
+
 def test_what_says_nothing_of_a_message_is_left_out_by_name_and_too_few_runs_are_refused(
     runs: Path, tmp_path: Path
 ) -> None:
