@@ -169,6 +169,8 @@ def process_of(cluster: LocalCluster, name: str) -> process.Process:
     return found
 
 
+# The first run of it makes a root folder of the other release.
+@pytest.mark.timeout(1_800)
 @pytest.mark.guarantee("restart-upgrade-replace", "key-order-across-brokers")
 def test_an_upgrade_from_3_10_to_4_0_under_load_loses_and_doubles_nothing_and_keeps_the_order_of_keys(
     cluster: LocalCluster, load: AuditedLoad, keyed: Keyed

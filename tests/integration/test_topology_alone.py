@@ -56,7 +56,7 @@ def test_each_level_passes_messages_and_only_fsync_waits_to_be_settled(
 ) -> None:
     destination = Topic(name, durability)
     began_s = time.monotonic()
-    wanted = [Subscription(destination, "all"), destination]
+    wanted: list[Subscription | Topic] = [Subscription(destination, "all"), destination]
     declared = declare(alone, wanted)
     took_s = time.monotonic() - began_s
     assert declared.complete

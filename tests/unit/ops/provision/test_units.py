@@ -348,7 +348,7 @@ def test_the_base_trusts_nobody_until_it_is_edited(tmp_path: Path) -> None:
     assert monitor.has_logins, "it is not open to everybody"
     logins = Logins(monitor.people, monitor.tokens, monitor.proxy)
     for address in ("10.0.0.1", "127.0.0.1", "192.168.0.1", "::1"):
-        assert logins.by_proxy(address, lambda _header: "ann") is None
+        assert logins.by_proxy(address, lambda _header: ["ann"]) is None
     assert logins.anybody() == NOBODY
     gateway = settings_of_the_base(tmp_path, "gateway.toml", GatewayConfig.from_file)
     assert (gateway.anonymous, gateway.bus_login, gateway.tls_client_ca_file) == ("", False, "")
