@@ -45,7 +45,6 @@ _of_version = click.option(
     "--rabbitmq",
     "version",
     type=click.Choice(list(RELEASES)),
-    default="",
     help="Version of its RabbitMQ; default the cluster's.",
 )
 
@@ -279,7 +278,7 @@ def stop(dir: Path, name: str) -> None:
 @_dir_option
 @_of_version
 @click.argument("name")
-def provision(dir: Path, name: str, version: str) -> None:
+def provision(dir: Path, name: str, version: str | None) -> None:
     """Make the folder and settings of a new node NAME.
 
     `ops add` does it for you; to add a broker of another version, do this before.
@@ -289,7 +288,7 @@ def provision(dir: Path, name: str, version: str) -> None:
       python -m ops local provision mb4
       python -m ops local provision mb4 --rabbitmq 4.0 && python -m ops add mb4
     """
-    LocalCluster(dir).provision(name, version)
+    LocalCluster(dir).provision(name, version or "")
 
 
 @local.command(short_help="Make the root folder with the programs of RabbitMQ VERSION.")

@@ -94,6 +94,20 @@ def test_a_list_of_commands_has_a_line_for_each_and_nothing_is_cut(
     assert cut == []
 
 
+def test_every_option_takes_its_own_default() -> None:
+    refused = []
+    for name, path, words in EVERY:
+        context = context_of(name, path, words)
+        for option in context.command.params:
+            try:
+                option.process_value(context, option.get_default(context))
+            except click.MissingParameter:
+                continue
+            except click.BadParameter as fault:
+                refused.append(f"{' '.join([name, *words])} {fault.message}")
+    assert refused == []
+
+
 OPTIONS = [
     (" ".join([name, *words]), option)
     for name, path, words in EVERY
