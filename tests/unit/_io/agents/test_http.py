@@ -131,6 +131,9 @@ async def test_requests_of_a_client_leave_no_line_in_the_applications_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
+    caplog.set_level(
+        logging.INFO, logger="httpx"
+    )  # commands that ran in this process have raised it
     async with servers(monkeypatch, first=200) as (url, _one, _two), client(url) as http:
         assert (await http.get(url)).status_code == 200
         assert caplog.messages == []
