@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from messagebus.recording.events import FAULTS
 from messagebus.recording.files import absent
 from messagebus.terminal import plural
+from reports.text import milliseconds
 from spark.lake.ingest import Ingested
 from spark.measures import gaps, latency, throughput
 from spark.measures.run import Run
@@ -237,7 +238,7 @@ def clocks(
             faults.append(Fault("clocks", text, count))
         elif row["hidden"]:
             text = (
-                f"{names[measure]} is not given: clocks differ by {error_ms:,.3g} ms or more "
+                f"{names[measure]} is not given: clocks differ by {milliseconds(error_ms)} or more "
                 f"({plural(count, 'sample')} below zero)"
             )
             faults.append(Fault("clocks", text, max(1, count)))
