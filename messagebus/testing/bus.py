@@ -227,8 +227,10 @@ class MemoryBus:
         """
         if unknown := [each for each in names if each not in self._brokers.all]:
             raise ValueError(f"no broker {unknown[0]!r}: one of {', '.join(self.brokers)}")
-        for name in names or self.brokers:
-            self._brokers.stopped.add(name)
+        gone = names or self.brokers
+        # All at once: a client that lost the first would find the next one still there.
+        self._brokers.stopped.update(gone)
+        for name in gone:
             self._brokers.lose(name)
 
     def start_brokers(self, *names: str) -> None:

@@ -553,3 +553,12 @@ def test_pytest_shows_the_test_that_failed_and_none_of_our_lines(
     ours = [each for each in raised.traceback if "messagebus/testing" in str(each.path)]
     assert ours
     assert all(each.ishidden(raised) for each in ours)
+
+
+def test_brokers_that_stop_together_are_all_gone_before_a_client_looks_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus, gone = MemoryBus(brokers=3), list[int]()
+    monkeypatch.setattr(bus._brokers, "lose", lambda _name: gone.append(len(bus._brokers.stopped)))
+    bus.stop_brokers()
+    assert gone == [3, 3, 3]
