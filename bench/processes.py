@@ -248,12 +248,12 @@ class Children:
             self._all[name].process.send_signal(signal.SIGTERM)
 
     def stop_all(self) -> list[str]:
-        """End all processes, first by SIGTERM. Returns the names of those that had to be killed.
+        """End all processes, first by SIGTERM. Returns the names of the processes it had to kill.
 
         A process has ended with all of its group: a JVM outlives the Python that started it by a moment.
         """
         wanted = [self._all[name] for name in self.running()]
-        self.terminate(self.names)
+        self.terminate(child.name for child in wanted)
         _wait_gone(wanted, STOP_WITHIN_S)
         left = [child for child in wanted if child.is_present()]
         for child in left:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.requests import Request
@@ -40,27 +41,38 @@ def too_large(most: int) -> Problem:
 
 async def read_body(request: Request, most: int, room: Places | None = None) -> bytes:
     """Read a whole body. room: of all bodies of its principal that arrive. Raises Problem 413 and 429."""
-    chunks, size, counted = [], 0, 0
-    try:
+    chunks, size = [], 0
+    with arriving(room or Places(most)) as take_room:
         async for chunk in request.stream():
             size += len(chunk)
             if size > most:
                 raise too_large(most)
-            if room is not None:
-                take_room(room, len(chunk))
-                counted += len(chunk)
+            take_room(len(chunk))
             chunks.append(chunk)
-    finally:
-        if room is not None:
-            room.leave(counted)
     return b"".join(chunks)
 
 
-def take_room(room: Places, size: int) -> None:
-    """Take room for a part of a body. Raises Problem 429."""
-    if not room.enter(size):
-        detail = f"{room.most:,} bytes of bodies arrive at once: send fewer requests side by side"
-        raise Problem(429, detail, outcome="not sent", retry=True, retry_after_s=1)
+@contextmanager
+def arriving(room: Places) -> Iterator[Callable[[int], None]]:
+    """Yield a function that takes room for a part of a body, by its size; all is given back at the end.
+
+    The function raises Problem 429.
+    """
+    taken = 0
+
+    def take(size: int) -> None:
+        nonlocal taken
+        if not room.enter(size):
+            detail = (
+                f"{room.most:,} bytes of bodies arrive at once: send fewer requests side by side"
+            )
+            raise Problem(429, detail, outcome="not sent", retry=True, retry_after_s=1)
+        taken += size
+
+    try:
+        yield take
+    finally:
+        room.leave(taken)
 
 
 async def read_events(request: Request, timeout_s: float) -> list[Wanted]:

@@ -73,6 +73,7 @@ from messagebus_gateway.publishing import (
 )
 from messagebus_gateway.pulling import LEASE_S_MAX, LEASE_S_MIN, Held, Pulls, as_json
 from messagebus_gateway.reading import (
+    arriving,
     read_body,
     read_count,
     read_events,
@@ -80,7 +81,6 @@ from messagebus_gateway.reading import (
     read_object,
     read_seconds,
     read_texts,
-    take_room,
     too_large,
 )
 from messagebus_gateway.sockets import PROTOCOL, Socket
@@ -287,18 +287,17 @@ class _Web:
 
     async def _small(self, request: Request, principal: Principal) -> bytes:
         """Read a body that says no length, or a small one; a large one takes its turn."""
-        chunks, counted = [], 0
+        chunks, size = [], 0
         stream = request.stream()
-        try:
+        with arriving(principal.bodies) as take_room:
             async for chunk in stream:
-                take_room(principal.bodies, len(chunk))
-                counted += len(chunk)
+                take_room(len(chunk))
+                size += len(chunk)
                 chunks.append(chunk)
-                if counted > LARGE_BYTES:
+                if size > LARGE_BYTES:
                     break
             else:
                 return b"".join(chunks)
-            size = counted
             async with self._large:
                 async for chunk in stream:
                     size += len(chunk)
@@ -306,8 +305,6 @@ class _Web:
                         raise too_large(BODY_BYTES_MAX)
                     chunks.append(chunk)
             return b"".join(chunks)
-        finally:
-            principal.bodies.leave(counted)
 
     async def batch(self, request: Request, principal: Principal) -> Response:
         """Publish many; 201 only if all are confirmed."""
