@@ -445,7 +445,7 @@ def _judge_messages(
 ) -> None:
     """Judge each message, independent of its subscription: by the first of its faults.
 
-    wrong: those that are lost, altered or unexpected, which comes before a time or an outcome.
+    wrong: ids of lost, altered and unexpected messages; these faults come before a time or an outcome.
     """
     first_ns: dict[str, int] = {}
     for row in delivered:
