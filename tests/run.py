@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from messagebus.errors import MessageBusError
 from tests import tiers, versions
 from tests.support import eventually, starts
@@ -184,6 +186,7 @@ def main() -> int:
         # Parts beside each other on two processors: no time limit of a test is about that.
         os.environ.setdefault(eventually.ENV_FACTOR, "2")
         codes = dict[str, int]()
+        _compile(running)
         parts = _parts("test", scratch)
         _run(parts, running, codes, scratch)
         if is_all and not running.ending:
@@ -224,6 +227,34 @@ def main() -> int:
     if is_all and code == 0:
         _keep(tests)
     return code
+
+
+def _compile(running: Running) -> None:
+    """Have pytest compile its files where that is not done: else each of a dozen workers does it."""
+    if not (files := [file for file in sorted(tiers.TESTS.rglob("test_*.py")) if _is_new(file)]):
+        return
+    print(f"compiling {len(files)} files of tests", flush=True)
+    shares = [files[number :: os.cpu_count() or 1] for number in range(os.cpu_count() or 1)]
+    collect = (sys.executable, "-m", "pytest", "--collect-only", "-q")
+    running.wait(
+        *(
+            subprocess.Popen(
+                [*collect, *map(str, share)],
+                cwd=CHECKOUT,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            for share in shares
+            if share
+        )
+    )
+
+
+def _is_new(file: Path) -> bool:
+    """Return whether pytest has not compiled the file as it is."""
+    tag = f"{sys.implementation.cache_tag}-pytest-{pytest.__version__}"
+    compiled = file.parent / "__pycache__" / f"{file.stem}.{tag}.pyc"
+    return not compiled.exists() or compiled.stat().st_mtime < file.stat().st_mtime
 
 
 def _parts(tier: str, scratch: Path) -> list[Part]:

@@ -167,7 +167,9 @@ def _is_again(item: pytest.Item, tier: str) -> bool:
 
 def _is_property(item: pytest.Item) -> bool:
     module = getattr(item, "module", None)
-    return item.get_closest_marker("hypothesis") is not None or hasattr(module, "examples")
+    return item.get_closest_marker("hypothesis") is not None or any(
+        hasattr(module, name) for name in ("examples", "without_large")
+    )
 
 
 def _parameters(item: pytest.Item) -> set[str]:

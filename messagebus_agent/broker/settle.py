@@ -146,9 +146,7 @@ class Settler:
         """Write and fsync the names of all queues. False: use the slow way."""
         if not self.erl_call:
             return False
-        answer = await _run(
-            [self.erl_call, "-n", self.node_name, "-e"], SYNC_NAMES, self._environ()
-        )
+        answer = await self._evaluated(SYNC_NAMES)
         if answer is None or not ALL_OK.fullmatch(answer.strip()):
             log.warning("settle by erl_call failed node=%s answer=%r", self.node_name, answer)
             return False
@@ -165,9 +163,7 @@ class Settler:
     async def _revived(self, expression: bytes, what: str) -> int | None:
         if not self.erl_call:
             return None
-        answer = await _run(
-            [self.erl_call, "-n", self.node_name, "-e"], expression, self._environ()
-        )
+        answer = await self._evaluated(expression)
         if answer is None or not (found := REVIVED.fullmatch(answer.strip())):
             log.warning("%s could not be revived node=%s answer=%r", what, self.node_name, answer)
             return None
@@ -180,9 +176,7 @@ class Settler:
         """
         if not self.erl_call:
             return None
-        answer = await _run(
-            [self.erl_call, "-n", self.node_name, "-e"], ELECT_LEADERS, self._environ()
-        )
+        answer = await self._evaluated(ELECT_LEADERS)
         if answer is None or not (found := COUNTED.fullmatch(answer.strip())):
             log.warning("leaders not counted node=%s answer=%r", self.node_name, answer)
             return None
@@ -209,9 +203,7 @@ class Settler:
     async def _asked(self, expression: bytes, wanted: re.Pattern[str]) -> re.Match[str] | None:
         if not self.erl_call:
             return None
-        answer = await _run(
-            [self.erl_call, "-n", self.node_name, "-e"], expression, self._environ()
-        )
+        answer = await self._evaluated(expression)
         found = wanted.fullmatch(answer.strip()) if answer is not None else None
         if found is None:
             log.warning("the node did not say node=%s answer=%r", self.node_name, answer)
@@ -226,8 +218,14 @@ class Settler:
             log.warning("sync of the data folder failed folder=%s", self.data_dir)
         return done is not None
 
-    def _environ(self) -> Mapping[str, str]:
-        return {"HOME": str(self.home), "ERL_EPMD_PORT": str(self.epmd_port)}
+    async def _evaluated(self, expression: bytes) -> str | None:
+        """Return the node's answer.
+
+        -R: the node gives the call a name. By default all calls have one name, and of two at once the node
+        refuses the second: ours, and those of operators.
+        """
+        environ = {"HOME": str(self.home), "ERL_EPMD_PORT": str(self.epmd_port)}
+        return await _run([self.erl_call, "-R", "-n", self.node_name, "-e"], expression, environ)
 
 
 def _write_cookie(home: Path, cookie: str) -> None:

@@ -17,12 +17,19 @@ _NAMED = """
 Own = rabbit_nodes:cluster_name(),
 Own =:= <<"{address}">> orelse exit({{this_broker_is, binary_to_list(Own), not_, "{address}"}})"""
 _DOORS = "Doors = maps:keys(ranch:info())"
+# Looks for connections inside the node, every 100 ms, and those of them that wait for connections to end.
+_TRIES, _OF_ENDING = 100, 20
 _RESUME = "[ranch:resume_listener(Door) || Door <- Doors]"
-# Connections of management's and MQTT's users inside the node end a moment after their TCP connections.
+# Connections of management's and MQTT's users inside the node end a moment after their TCP connections. One
+# whose user was hung up before it was linked to it stays for ever; it has no channel, and is hung up, too.
 # What is left then are shovels and federation, which publish without any door.
 _SHUT = """
+Unused = fun() -> rabbit_direct:list() -- [Used || Channel <- rabbit_channel:list_local(),
+    [{{connection, Used}}] <- [(catch rabbit_channel:info(Channel, [connection]))]] end,
 Ended = fun Ended(0) -> exit({{shovels_or_federation_publish_here, length(rabbit_direct:list())}});
-            Ended(Left) -> rabbit_direct:list() =:= [] orelse begin timer:sleep(100), Ended(Left - 1) end end,
+            Ended(Left) -> rabbit_direct:list() =:= [] orelse begin
+                Left > {patience} orelse [exit(Pid, kill) || Pid <- Unused()],
+                timer:sleep(100), Ended(Left - 1) end end,
 Held = fun(Queue) ->
     case amqqueue:get_type(Queue) of
         rabbit_quorum_queue ->
@@ -35,7 +42,7 @@ Held = fun(Queue) ->
 try
     [ok = ranch:suspend_listener(Door) || Door <- Doors],
     [exit(Pid, kill) || Door <- Doors, Pid <- ranch:procs(Door, connections)],
-    Ended(100),
+    Ended({tries}),
     Queues = [{{Name, Queue}} || Queue <- rabbit_amqqueue:list(),
         amqqueue:get_exclusive_owner(Queue) =:= none,
         {{resource, _, queue, Name}} <- [amqqueue:get_name(Queue)],
@@ -66,7 +73,9 @@ def shut(address: str) -> str:
     Its value is a sentence. It fails, and the doors are open again, where the node has another name, holds a
     message, cannot count one queue, or is published to from inside.
     """
-    body = _SHUT.format(gate=GATE, streams=STREAMS, resume=_RESUME)
+    body = _SHUT.format(
+        gate=GATE, streams=STREAMS, resume=_RESUME, tries=_TRIES, patience=_TRIES - _OF_ENDING
+    )
     return _of(_NAMED.format(address=address), _DOORS, body)
 
 

@@ -558,12 +558,15 @@ class LocalCluster:
             self._erl_call(name, END_STATISTICS, within_s=END_STATISTICS_WITHIN_S)
 
     def _erl_call(self, name: str, expression: str, *, within_s: float) -> str:
-        """Return what `erl_call` writes; "" where it cannot run, or takes longer."""
+        """Return what `erl_call` writes; "" where it cannot run, or takes longer.
+
+        -R: with its default name the node would refuse it while the agent's is there.
+        """
         layout = self.layout
         node = layout.node(name)
         with suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(
-                ["erl_call", "-sname", node.node_name, "-e"],
+                ["erl_call", "-R", "-sname", node.node_name, "-e"],
                 input=f"{expression}\n".encode(),
                 env={**epmd_environment(layout.epmd_port), "HOME": str(node.home)},
                 capture_output=True,

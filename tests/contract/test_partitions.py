@@ -30,6 +30,7 @@ from tests.contract.test_order import COUNT, KEYS, SOON, Recorder, fails, mixed
 from tests.support.eventually import eventually_async
 
 PARTITIONS = 6
+PAUSE_S = 0.05  # between looks at who has which partitions
 
 
 class Placed(Recorder):
@@ -151,6 +152,7 @@ async def test_the_consumers_of_a_group_share_the_partitions(bus: Bus) -> None:
         for number in range(5):
             messages = [Message.text("m", key=f"k{number}-{n}") for n in range(40)]
             await publisher.call("send_many", bus.topic, messages)
+        await asyncio.sleep(PAUSE_S)
         return all(len(partitions) == PARTITIONS // 2 for partitions in seen)
 
     try:

@@ -25,7 +25,7 @@ ORDERS = int(os.environ.get("TESTS_ORDERS", "500"))
 DEFECT = os.environ.get("TESTS_DEFECT", "")
 
 
-@pytest.mark.guarantee("once-end-to-end")
+@pytest.mark.guarantee("once-end-to-end", "application-survives-kills")
 @pytest.mark.guarantee("handled-once")
 @pytest.mark.guarantee("inbox")
 @pytest.mark.guarantee("outbox-survives-kills")

@@ -319,7 +319,7 @@ def hold_dirty_pages(host: Host) -> None:
 def sync_names(host: Host) -> None:
     """Sync the table of names alone, not the file system, as the agent does first."""
     said = host.run(
-        f"echo '{SYNC_NAMES}' | HOME={MOUNT} runuser -u rabbitmq -- erl_call -n rabbit@localhost -e"
+        f"echo '{SYNC_NAMES}' | HOME={MOUNT} runuser -u rabbitmq -- erl_call -R -n rabbit@localhost -e"
     )
     assert re.fullmatch(r"\{ok, ?\[ok(, ?ok)*\]\}", said.strip()), said
 

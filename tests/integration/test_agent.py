@@ -480,11 +480,20 @@ def test_a_killed_broker_is_down_and_its_gate_opens_again(broken: LocalCluster) 
     assert agent_answer(broken, "mb3", "/settled")["gate"]
 
 
+def test_a_node_answers_operators_while_others_ask_it(cluster: LocalCluster) -> None:
+    """All calls of Erlang's own program have one name by default, and a node refuses a second one of it."""
+    with ThreadPoolExecutor() as pool:
+        asked = [
+            pool.submit(cluster.evaluate, "mb1", "timer:sleep(500), node().") for _ in range(4)
+        ]
+    assert {each.result() for each in asked} == {"mb1@localhost"}
+
+
 def erl(cluster: LocalCluster, name: str, expression: str) -> None:
     """Have the broker's Erlang evaluate it."""
     config = AgentConfig.from_file(cluster.node(name).dir / "agent.toml")
     done = subprocess.run(
-        [shutil.which("erl_call") or "erl_call", "-n", config.node_name, "-e"],
+        [shutil.which("erl_call") or "erl_call", "-R", "-n", config.node_name, "-e"],
         input=f"{expression}.\n",
         env={
             **os.environ,

@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 import pytest
 
+from messagebus import Broker
+from messagebus._io.amqp.link import Credentials, Link, dial
+from messagebus._io.loop import LoopThread
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from ops.run.command import JOURNALS
@@ -26,7 +29,7 @@ from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import bus_config, forget
 from tests.support.moves import homes, settled
 from tests.support.ordered_load import Group, keys_of, loaded, out_of_order
-from tests.support.playbooks import Audit, AuditedLoad, Reused, argv, lb, ops
+from tests.support.playbooks import SUBSCRIPTION, Audit, AuditedLoad, Reused, argv, lb, ops
 from tests.support.trials.outer_faults import set_clock
 
 RECEIVED_FIRST = 100
@@ -105,19 +108,46 @@ def serves(load: AuditedLoad, broker: str) -> None:
     )
 
 
-@pytest.mark.guarantee("add-and-remove", "key-order-across-brokers")
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    """A thread for links that live beside the test."""
+    thread = LoopThread("foreign clients")
+    yield thread
+    thread.stop()
+
+
+async def stuck_on(cluster: LocalCluster, name: str, topic: str) -> tuple[Link, Link]:
+    """Open links of clients that follow no list: one may publish, one died with deliveries in its hands."""
+    login = Credentials(user="bus", password=cluster.password, client_id="foreign")
+    broker = Broker.parse(cluster.node(name).broker)
+    publishes, holds = [await dial(broker, login, timeout_ms=5_000) for _ in range(2)]
+    await holds.call(
+        "basic_consume",
+        queue=f"mb.sub/{topic}/{SUBSCRIPTION}",
+        on_message_callback=lambda *_: None,
+    )
+    return publishes, holds
+
+
+@pytest.mark.guarantee("add-and-remove", "key-order-across-brokers", "stuck-clients-are-hung-up-on")
 def test_adding_and_removing_under_load_loses_and_doubles_nothing_and_keeps_the_order_of_keys(
-    cluster: LocalCluster, load: AuditedLoad, keyed: Keyed
+    cluster: LocalCluster, load: AuditedLoad, keyed: Keyed, thread: LoopThread
 ) -> None:
+    """Clients that do not move keep no broker: they are hung up on, and named."""
     added = ops(cluster, "add", "mb4", "--yes")
     assert added.returncode == 0, added.stderr
     serves(load, cluster.node("mb4").broker)
 
     second = cluster.node("mb2").broker
-    removed = ops(cluster, "remove", "mb2", "--yes")
+    stuck = thread.run(stuck_on(cluster, "mb2", load.topic))
+    removed = ops(cluster, "remove", "mb2", "--held-s", "3", "--yes")
     assert removed.returncode == 0, removed.stderr
     assert load.confirmed_by(second)
+    assert "1 connection that may publish: foreign at" in removed.stderr
     told = proofs(removed.stderr)
+    assert "closed 1 connection: foreign at 127." in told
+    assert re.search(r"\(user bus, holds \d+ deliver", told)
+    assert not any(link.is_open for link in stuck)
     assert re.search(r"(\d+) of \1 clients work by generation \d+", told)
     assert "0 messages are left in" in told
     assert load.audit() == NOTHING

@@ -36,6 +36,7 @@ from messagebus.core.claims import (
     Verdict,
 )
 from messagebus.core.once import SEED_BYTES, Once, _Message, _Sent
+from tests.support.examples import without_large
 
 KEY = bytes(claims.KEY_BYTES)
 LEASE_MS, REMEMBER_MS = 30_000, 1 << 40
@@ -594,7 +595,9 @@ NEEDED = {
 
 
 @pytest.mark.guarantee("handled-once")
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize(
+    "name", without_large(WORLDS, "a late call after a lost link", "a late lease")
+)
 def test_no_schedule_drops_repeats_or_blocks_a_message(name: str) -> None:
     fault, _states, steps = explore(WORLDS[name], Rules())
     assert not fault, "\n".join([fault, *steps])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from messagebus_gateway import testing
 from messagebus_gateway.service import Gateway
 from messagebus_gateway.testing import MemoryGatewayBus
 
-__all__ = ["Served", "gateway_on", "token_entry", "write_tokens"]
+__all__ = ["Served", "gateway_on", "on_a_thread", "token_entry", "write_tokens"]
 
 
 class Served:
@@ -85,3 +86,26 @@ def token_entry(name: str, token: str, **rights: Any) -> str:
 def write_tokens(path: Path, *entries: str) -> Path:
     path.write_text("\n".join(entries))
     return path
+
+
+@contextmanager
+def on_a_thread() -> Iterator[str]:
+    """Run a gateway over two brokers in memory on a thread of its own; its URL."""
+    bus = MemoryBus(brokers=2)
+    found: list[str] = []
+    begun, ended = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with gateway_on(bus) as served:
+            found.append(served.gateway.url)
+            begun.set()
+            await asyncio.to_thread(ended.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert begun.wait(30)
+    try:
+        yield found[0]
+    finally:
+        ended.set()
+        thread.join()

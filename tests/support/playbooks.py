@@ -70,11 +70,11 @@ class Audit(NamedTuple):
 class AuditedLoad:
     """Load that publishes and consumes until told to stop.
 
-    confirmed: id -> the broker that confirmed it. received: id -> how often.
+    topic: where it publishes. confirmed: id -> the broker that confirmed it. received: id -> how often.
     """
 
     def __init__(self, bus: BusConfig, topic: str) -> None:
-        self._bus, self._topic = bus, topic
+        self._bus, self.topic = bus, topic
         self._stop = threading.Event()
         self._all_published = threading.Event()
         self.confirmed: dict[str, str] = {}
@@ -142,7 +142,7 @@ class AuditedLoad:
                     thread.join(timeout=2 * QUIET_S * FACTOR)
 
     def _consumer(self) -> Consumer:
-        return Consumer(self._bus, self._topic, subscription=SUBSCRIPTION)
+        return Consumer(self._bus, self.topic, subscription=SUBSCRIPTION)
 
     def _publish(self) -> None:
         # Publishers renew often, so that a new broker gets some within the test.
@@ -150,7 +150,7 @@ class AuditedLoad:
         with Publisher(self._bus, config) as publisher:
             while not self._stop.wait(PAUSE_S):
                 published = publisher.send_safe(
-                    self._topic, Message.text("x"), timeout_s=SEND_WITHIN_S
+                    self.topic, Message.text("x"), timeout_s=SEND_WITHIN_S
                 )
                 self.confirmed[published.message_id] = published.broker
                 with self._counting:

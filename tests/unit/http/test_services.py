@@ -27,7 +27,7 @@ from messagebus_monitor.web import Monitor
 from tests.support.gateway import gateway_on
 from tests.support.watched import PROXIED, MadeUp
 
-CONNECTIONS = 500
+CONNECTIONS = 300
 GROWN_BYTES_MAX = 100 << 20
 WITHIN_S = 30.0
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"

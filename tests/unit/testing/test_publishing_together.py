@@ -38,6 +38,8 @@ from tests.support.together import Drawn, break_links, call, links_left
 CASES = examples(320)
 SHARES = 8
 WITHIN_S = 60.0
+# A deadline that passes on a busy machine without any fault.
+SHORT_MS = 200
 FAULTS = ("cut all", "cut", "freeze", "refuse", "twice", "one away", "all away", "time")
 
 
@@ -55,7 +57,7 @@ class Case(Drawn):
         self.brokers = draw.choice([2, 3]) if self.redundant else draw.choice([1, 2, 3])
         self.window = draw.choice([1, 2, 8, 512])
         self.backlog = draw.choice([1, 3, 10_000])
-        self.deadline_ms = draw.choice([200, 3_000, 30_000])
+        self.deadline_ms = draw.choice([SHORT_MS, 3_000, 30_000])
         self.attempts = draw.choice([1, 2, 20])
         self.retry_unknown = draw.choice([True, True, False])
         self.lifetime_s = draw.choice([1, 600])
@@ -168,7 +170,8 @@ class World:
                 found.append(f"{body} is {end}, and stored")
             if end == "spooled" and not stored[body] and not self.case.stops_early:
                 found.append(f"{body} is spooled, and was never sent")
-        if not self.case.faults and not self.case.stops_early:
+        may_be_late = self.case.deadline_ms == SHORT_MS
+        if not self.case.faults and not self.case.stops_early and not may_be_late:
             bad = set(self.ends.values()) - {"confirmed", "spooled"}
             found += [f"without a fault one is {end}" for end in bad]
             found += [f"{body} is stored {n} times" for body, n in stored.items() if n != wanted]

@@ -288,7 +288,7 @@ async def test_the_cookie_is_in_the_home_and_not_on_the_command_line(tmp_path: P
         ' >> "$HOME/said"; echo "{ok, [ok]}"',
     )
     assert await ours.names_synced()
-    assert (tmp_path / "home" / "said").read_text() == "said -n mb1@localhost -e 4421\nCOOKIE"
+    assert (tmp_path / "home" / "said").read_text() == "said -R -n mb1@localhost -e 4421\nCOOKIE"
     assert (tmp_path / "home" / ".erlang.cookie").stat().st_mode & 0o777 == 0o400
 
 
