@@ -63,22 +63,31 @@ OtherT = TypeVar("OtherT")
 def bundled(
     payloads: Iterable[bytes | OtherT], packing: Packing
 ) -> Iterator[list[bytes] | bytes | OtherT]:
-    """Group payloads, in order: plain bodies in lists that fill a batch, all others unchanged."""
+    """Group payloads, in order: plain bodies in lists that fill a batch, all others unchanged.
+
+    An error that the iterable raises follows behind the payloads before it.
+    """
     bodies: list[bytes] = []
     size, count_max, bytes_max = 0, packing.count_max, packing.bytes_max
-    for payload in payloads:
-        length = len(payload) if isinstance(payload, bytes) else bytes_max
-        fits = length < bytes_max
-        if bodies and (not fits or len(bodies) == count_max or size + length > bytes_max):
-            yield bodies
-            bodies, size = [], 0
-        if fits:
-            bodies.append(cast(bytes, payload))
-            size += length
-        else:
-            yield payload
+    failed: Exception | None = None
+    try:
+        for payload in payloads:
+            length = len(payload) if isinstance(payload, bytes) else bytes_max
+            fits = length < bytes_max
+            if bodies and (not fits or len(bodies) == count_max or size + length > bytes_max):
+                yield bodies
+                bodies, size = [], 0
+            if fits:
+                bodies.append(cast(bytes, payload))
+                size += length
+            else:
+                yield payload
+    except Exception as fault:
+        failed = fault
     if bodies:
         yield bodies
+    if failed is not None:
+        raise failed
 
 
 class Identified(Protocol):

@@ -269,6 +269,8 @@ class Handling:
                     end = result.get(delivery)
                     if isinstance(end, BaseException):
                         self._failed(delivery, end)
+                    elif end is not None and (mistake := _mistake(end)):
+                        self._failed(delivery, TypeError(mistake))
                     else:
                         self.acked(delivery)
         except Exception as fault:  # of an object that cannot be inspected, as an unbound proxy

@@ -86,6 +86,8 @@ WRONG_SETTING = (
     errno.EEXIST,
 )
 CONFIRMED_OUTCOME = Outcome.CONFIRMED  # looked up once: an enum's members are found slowly
+# Options of a queue that a place has as words: it may be made by the publish.
+QUEUE_FLAGS = ("create", "plain", "single_active")
 DELIVERY_MODE = 1 << 4  # in the first byte of a property list
 
 
@@ -97,8 +99,7 @@ def place_of(target: Target) -> str:
     if target.durability is not Durability.FSYNC:
         words.append(target.durability.value)
     if isinstance(destination, Queue):
-        if destination.create:
-            words.append("create")
+        words += [name for name in QUEUE_FLAGS if getattr(destination, name)]
         if destination.delivery_limit:
             words.append(f"limit={destination.delivery_limit}")
     return " ".join(words)
@@ -108,7 +109,7 @@ def read_place(place: str) -> Target:
     """Return the target of a place. Raises NameInvalid."""
     name, *words = place.split(" ")
     destination, delay = parse_destination(name), None
-    durability, create, limit = Durability.FSYNC, False, 0
+    durability, limit, flags = Durability.FSYNC, 0, set[str]()
     for word in words:
         key, _, value = word.partition("=")
         try:
@@ -117,14 +118,15 @@ def read_place(place: str) -> Target:
                     delay = Delay(int(value))
                 case "limit":
                     limit = int(value)
-                case "create":
-                    create = True
+                case _ if word in QUEUE_FLAGS:
+                    flags.add(word)
                 case _:
                     durability = Durability(word)
         except ValueError:
             raise NameInvalid(f"place {place!r}: {word!r} is not known") from None
     if isinstance(destination, Queue):
-        destination = Queue(destination.name, durability, limit, create=create)
+        options = {name: name in flags for name in QUEUE_FLAGS}
+        destination = Queue(destination.name, durability, limit, **options)
     else:
         destination = type(destination)(destination.name, durability)
     return Target(Address.of(destination, delay), "")

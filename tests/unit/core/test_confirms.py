@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -57,6 +58,17 @@ def test_what_is_given_together_is_bundled_in_order_within_a_batch_s_bounds(
     for one, after in itertools.pairwise(found):
         if isinstance(one, list) and isinstance(after, list):
             assert len(one) == count_max or sum(map(len, one)) + len(after[0]) > bytes_max
+
+
+def test_what_was_given_before_an_error_of_the_iterable_is_bundled_in_front_of_it() -> None:
+    def lines() -> Iterator[bytes]:
+        yield from (b"1", b"2", b"3")
+        raise OSError("the disk went away")
+
+    found: list[list[bytes] | bytes] = []
+    with pytest.raises(OSError, match="disk"):
+        found.extend(bundled(lines(), Packing(2, 100, 0)))
+    assert found == [[b"1", b"2"], [b"3"]]
 
 
 @dataclass(eq=False)

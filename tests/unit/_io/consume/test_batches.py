@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from messagebus import App, Dedup, MessageInvalid, Subscription, Topic
+from messagebus import (
+    App,
+    Dedup,
+    MessageInvalid,
+    Park,
+    RetryLater,
+    RetryPolicy,
+    Subscription,
+    Topic,
+)
 from messagebus._io.amqp.properties import ALONE, encode
 from messagebus._io.consume.batches import Gathering
 from messagebus._io.consume.dedup import _age_ms, dedup_id, dedup_id_of
@@ -198,3 +207,25 @@ def test_ids_of_other_clients_are_told_apart_by_their_bytes() -> None:
     keys = {key_of("orders/billing", each) for each in (*seen, *redriven)}
     assert len(keys) == 2 * len(raw_ids)
     assert (seen[5], seen[-1]) == ("\ufffd", "plain")
+
+
+async def test_an_answer_of_a_batch_that_says_nothing_is_a_failed_run_and_no_ack() -> None:
+    bus, app = MemoryBus(), App()
+    app.use(bus)
+
+    @app.subscriber("queue:jobs", batch=4, linger_s=60, retry=RetryPolicy(attempts_max=1))
+    async def handle(bodies: list[bytes], deliveries: list[Delivery]) -> dict[Delivery, object]:
+        meant = [
+            Park,
+            RetryLater,
+            (each for each in bodies),
+            None,
+        ]
+        return dict(zip(deliveries, meant, strict=True))
+
+    async with app:
+        await app.publisher.send_many("queue:jobs", [b"%d" % n for n in range(4)])
+        await bus.handled()
+    bus.assert_answered("queue:jobs", answer="ack", count=1)
+    parked = bus.assert_parked("queue:jobs", count=3)
+    assert [each.body for each in parked] == [b"0", b"1", b"2"]

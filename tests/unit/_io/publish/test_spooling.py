@@ -424,6 +424,11 @@ def test_hooks_learn_that_it_is_spooled_and_that_it_went_out(
         (Topic("orders", Durability.PAGE_CACHE), {}, "orders page-cache"),
         (Queue("jobs", create=True), {}, "queue:jobs create"),
         (Queue("jobs", delivery_limit=5), {}, "queue:jobs limit=5"),
+        (
+            Queue("jobs", create=True, plain=True, single_active=True),
+            {},
+            "queue:jobs create plain single_active",
+        ),
         (Topic("orders"), {"deliver_after_s": 5}, "orders delay=5000"),
     ],
     ids=str,
@@ -435,6 +440,8 @@ def test_a_place_says_all_that_is_needed_to_publish_there_again(
     assert place_of(target) == place
     again = read_place(place)
     assert again.address == target.address
+    wanted, *_delay = again.address.wanted
+    assert repr(wanted) == repr(destination)  # equal when their names are
     assert place_of(again) == place
 
 
