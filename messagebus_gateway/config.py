@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 from messagebus import Broker, BusConfig, ConfigError, PublisherConfig
 from messagebus.broker import is_http
 from messagebus.http.guard import is_loopback, is_public_url
+from messagebus.message import BODY_BYTES_MAX
 from messagebus.terminal import did_you_mean
 
 T = TypeVar("T")
@@ -39,8 +40,9 @@ class Limits:
     requests_max: under way at once. bodies_bytes_max: of bodies that arrive at once. leases_max,
     leased_bytes_max: deliveries in its hands, and their bodies together, of which the last pull may take
     more. sockets_max: streams and sockets.
-    connections_max: of the process. large_bytes_max: of all bodies above 1 MiB together. request_s: for a
-    request to arrive, headers and body. admit_wait_s: for room in the publisher's backlog.
+    connections_max: of the process. large_bytes_max: of all bodies above 1 MiB together, half of which one
+    principal may send. request_s: for a request to arrive, headers and body. admit_wait_s: for room in the
+    publisher's backlog.
     """
 
     requests_max: int = 1_000
@@ -62,6 +64,11 @@ class Limits:
             or not 0 < value < math.inf
         ]
         _raise_all(faults)
+
+    @property
+    def large_turns(self) -> int:
+        """The number of large bodies that arrive at once."""
+        return max(1, int(self.large_bytes_max) // BODY_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

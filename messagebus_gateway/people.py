@@ -59,6 +59,7 @@ class Principal:
     requests: Places = field(default_factory=lambda: Places(Limits().requests_max))
     sockets: Places = field(default_factory=lambda: Places(Limits().sockets_max))
     bodies: Places = field(default_factory=lambda: Places(Limits().bodies_bytes_max))
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def may(self, right: str, name: str) -> bool:
@@ -215,7 +216,8 @@ class People:
                 continue
             tokens[key] = self._bounded(each)
             if old is not None:
-                each.requests, each.sockets, each.bodies = old.requests, old.sockets, old.bodies
+                each.requests, each.sockets = old.requests, old.sockets
+                each.bodies, each.large = old.bodies, old.large
                 if old.bucket.rate_per_s == each.bucket.rate_per_s:
                     each.bucket = old.bucket
         kept = {id(each) for each in tokens.values()}
@@ -228,6 +230,7 @@ class People:
         principal.requests = Places(self._limits.requests_max)
         principal.sockets = Places(self._limits.sockets_max)
         principal.bodies = Places(self._limits.bodies_bytes_max)
+        principal.large = asyncio.Semaphore(max(1, self._limits.large_turns // 2))
         return principal
 
 

@@ -12,8 +12,7 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -35,7 +34,7 @@ from messagebus import (
 )
 from messagebus.clock import monotonic_ms
 from messagebus.envelope import FIELDS_OF_MESSAGE
-from messagebus.message import decode_json
+from messagebus.message import BODY_BYTES_MAX, decode_json
 from messagebus.numbers import read_number
 from messagebus_gateway.problems import Problem, encoded, seconds
 from messagebus_integrations import cloudevents
@@ -45,7 +44,6 @@ TIMEOUT_S, TIMEOUT_S_MAX = 5.0, 30.0
 DELAY_S_MAX = 7 * 86_400
 EXPIRES_S_MAX = 4_294_967
 HEADERS_MAX, HEADERS_BYTES_MAX = 64, 16 * 1024
-BODY_BYTES_MAX = 16 << 20
 # Bodies above this take turns.
 LARGE_BYTES = 1 << 20
 BATCH_MAX, BATCH_BYTES_MAX = 10_000, 64 << 20
@@ -369,49 +367,6 @@ class Batch:
             else:
                 found.append(end)
         return found
-
-
-async def read_lines(
-    chunks: AsyncIterator[bytes], large: AbstractAsyncContextManager[object]
-) -> AsyncGenerator[list[bytes], None]:
-    """Yield the lines that each chunk completes, without their ends; empty ones too. Raises Problem 413.
-
-    large: the turn of a line above LARGE_BYTES, until it is complete.
-    """
-    async with AsyncExitStack() as turn:
-        async for lines in _read_lines(chunks, large, turn):
-            yield lines
-
-
-async def _read_lines(
-    chunks: AsyncIterator[bytes], large: AbstractAsyncContextManager[object], turn: AsyncExitStack
-) -> AsyncIterator[list[bytes]]:
-    rest: list[bytes] = []
-    size = line_size = 0
-    is_large = False
-    async for chunk in chunks:
-        size += len(chunk)
-        head, end, tail = chunk.partition(b"\n")
-        line_size += len(head)
-        if size > BATCH_BYTES_MAX or line_size > LINE_BYTES_MAX:
-            most, what = (
-                (BATCH_BYTES_MAX, "batch") if size > BATCH_BYTES_MAX else (LINE_BYTES_MAX, "line")
-            )
-            raise Problem(413, f"more than {most:,} bytes in a {what}", outcome="not sent")
-        rest.append(head)
-        if not end:
-            if line_size > LARGE_BYTES and not is_large:
-                await turn.enter_async_context(large)
-                is_large = True
-            continue
-        first = b"".join(rest)
-        *lines, last = tail.split(b"\n")
-        rest, line_size = [last], len(last)
-        yield [first, *lines]
-        await turn.aclose()
-        is_large = False
-    if last := b"".join(rest):
-        yield [last]
 
 
 def read_line(line: bytes) -> tuple[bytes | Message, Options]:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Self
 
 from starlette.requests import Request
 
 from messagebus import MessageInvalid, WrongPayload
 from messagebus.http.allowance import Places
-from messagebus.message import decode_json
+from messagebus.message import BODY_BYTES_MAX, decode_json
 from messagebus.numbers import read_number, read_whole
 from messagebus_gateway.problems import Problem
-from messagebus_gateway.publishing import BATCH_MAX, BODY_BYTES_MAX, Wanted
+from messagebus_gateway.publishing import (
+    BATCH_BYTES_MAX,
+    BATCH_MAX,
+    LARGE_BYTES,
+    LINE_BYTES_MAX,
+    Wanted,
+)
 from messagebus_integrations import cloudevents
 
 JSON_BYTES_MAX = 4 << 20
@@ -42,43 +49,64 @@ def too_large(most: int) -> Problem:
 async def read_body(request: Request, most: int, room: Places | None = None) -> bytes:
     """Read a whole body. room: of all bodies of its principal that arrive. Raises Problem 413 and 429."""
     chunks, size = [], 0
-    with arriving(room or Places(most)) as take_room:
+    with Arriving(room or Places(most)) as held:
         async for chunk in request.stream():
             size += len(chunk)
             if size > most:
                 raise too_large(most)
-            take_room(len(chunk))
+            held.take(len(chunk))
             chunks.append(chunk)
     return b"".join(chunks)
 
 
-@contextmanager
-def arriving(room: Places) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes room for a part of a body, by its size; all is given back at the end.
+class Arriving:
+    """Room that the held parts of one body take; it is given back at the end."""
 
-    The function raises Problem 429.
-    """
-    taken = 0
+    def __init__(self, room: Places) -> None:
+        self._room, self._taken = room, 0
 
-    def take(size: int) -> None:
-        nonlocal taken
-        if not room.enter(size):
-            detail = (
-                f"{room.most:,} bytes of bodies arrive at once: send fewer requests side by side"
-            )
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+    def take(self, size: int) -> None:
+        """Take room for so many bytes. Raises Problem 429."""
+        if not self._room.enter(size):
+            detail = f"{self._room.most:,} bytes of bodies arrive at once: send fewer requests side by side"
             raise Problem(429, detail, outcome="not sent", retry=True, retry_after_s=1)
-        taken += size
+        self._taken += size
 
+    def give_back(self) -> None:
+        """Give all room back: nothing of the body is held any more."""
+        self._room.leave(self._taken)
+        self._taken = 0
+
+
+class LargeTurn:
+    """Turn of a large body, by turns of its principal and of the process; the first wait is for its own."""
+
+    def __init__(self, own: asyncio.Semaphore, every: asyncio.Semaphore) -> None:
+        self._own, self._every = own, every
+
+    async def __aenter__(self) -> None:
+        await self._own.acquire()
+        try:
+            await self._every.acquire()
+        except BaseException:
+            self._own.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._every.release()
+        self._own.release()
+
+
+async def read_events(request: Request, timeout_s: float, room: Places | None) -> list[Wanted]:
+    """Read a batch of CloudEvents; all of it is checked before anything is sent. room: as of `read_body`."""
     try:
-        yield take
-    finally:
-        room.leave(taken)
-
-
-async def read_events(request: Request, timeout_s: float) -> list[Wanted]:
-    """Read a batch of CloudEvents; all of it is checked before anything is sent."""
-    try:
-        found = decode_json(await read_body(request, BODY_BYTES_MAX))
+        found = decode_json(await read_body(request, BODY_BYTES_MAX, room))
     except WrongPayload as fault:
         raise Problem(400, str(fault), outcome="not sent") from None
     if not isinstance(found, list) or not found:
@@ -92,6 +120,57 @@ async def read_events(request: Request, timeout_s: float) -> list[Wanted]:
         except MessageInvalid as fault:
             raise Problem(400, f"event {place}: {fault}", outcome="not sent", line=place) from None
     return wanted
+
+
+async def read_lines(
+    chunks: AsyncIterator[bytes], large: AbstractAsyncContextManager[object], room: Places
+) -> AsyncGenerator[list[bytes], None]:
+    """Yield the lines that each chunk completes, without their ends; empty ones too. Raises Problem 413, 429.
+
+    large: the turn of a line above LARGE_BYTES, until it is complete. room: of lines that are not complete.
+    """
+    async with AsyncExitStack() as turn:
+        with Arriving(room) as held:
+            async for lines in _read_lines(chunks, large, turn, held):
+                yield lines
+
+
+async def _read_lines(
+    chunks: AsyncIterator[bytes],
+    large: AbstractAsyncContextManager[object],
+    turn: AsyncExitStack,
+    held: Arriving,
+) -> AsyncIterator[list[bytes]]:
+    rest: list[bytes] = []
+    size = line_size = 0
+    is_large = False
+    async for chunk in chunks:
+        size += len(chunk)
+        head, end, tail = chunk.partition(b"\n")
+        line_size += len(head)
+        if size > BATCH_BYTES_MAX or line_size > LINE_BYTES_MAX:
+            most, what = (
+                (BATCH_BYTES_MAX, "batch") if size > BATCH_BYTES_MAX else (LINE_BYTES_MAX, "line")
+            )
+            raise Problem(413, f"more than {most:,} bytes in a {what}", outcome="not sent")
+        rest.append(head)
+        if not end:
+            if not is_large:
+                held.take(len(head))
+            if line_size > LARGE_BYTES and not is_large:
+                await turn.enter_async_context(large)
+                is_large = True
+            continue
+        first = b"".join(rest)
+        *lines, last = tail.split(b"\n")
+        rest, line_size = [last], len(last)
+        held.give_back()
+        held.take(len(last))
+        yield [first, *lines]
+        await turn.aclose()
+        is_large = False
+    if last := b"".join(rest):
+        yield [last]
 
 
 async def read_object(request: Request, known: set[str], room: Places) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +34,11 @@ from messagebus import (
     Topic,
 )
 from messagebus.clock import monotonic_ms
+from messagebus.http.allowance import Places
 from messagebus.http.connections import source_of
 from messagebus.http.guard import Guard, Sender, has_bearer, has_own_header
 from messagebus.http.server import NAMES
+from messagebus.message import BODY_BYTES_MAX
 from messagebus_gateway import streaming
 from messagebus_gateway.clients import Bus, Publishers
 from messagebus_gateway.config import GatewayConfig
@@ -53,8 +55,8 @@ from messagebus_gateway.problems import (
     seconds,
 )
 from messagebus_gateway.publishing import (
+    BATCH_BYTES_MAX,
     BATCH_MAX,
-    BODY_BYTES_MAX,
     LARGE_BYTES,
     TIMEOUT_S,
     TIMEOUT_S_MAX,
@@ -66,18 +68,19 @@ from messagebus_gateway.publishing import (
     problem_of,
     read_entry,
     read_line,
-    read_lines,
     read_wanted,
     submit,
     told,
 )
 from messagebus_gateway.pulling import LEASE_S_MAX, LEASE_S_MIN, Held, Pulls, as_json
 from messagebus_gateway.reading import (
-    arriving,
+    Arriving,
+    LargeTurn,
     read_body,
     read_count,
     read_events,
     read_length,
+    read_lines,
     read_object,
     read_seconds,
     read_texts,
@@ -192,7 +195,7 @@ class _Web:
         config = parts.config
         self._guard = Guard(url=config.url, origins=config.origins, is_open=bool(config.anonymous))
         self._replays = Replays()
-        self._large = asyncio.Semaphore(max(1, self._limits.large_bytes_max // BODY_BYTES_MAX))
+        self._large_turns = asyncio.Semaphore(self._limits.large_turns)
 
     def route(self, name: str, path: str, handler: Handler, method: str = "POST") -> Route:
         """Return a route whose requests are answered as `endpoint` says."""
@@ -259,7 +262,7 @@ class _Web:
         name = str(destination)
         principal.check("publish", name)
         if read_length(request) > LARGE_BYTES:
-            async with self._large:
+            async with self._large(principal):
                 wanted = read_wanted(read_texts(request), await read_body(request, BODY_BYTES_MAX))
         else:
             wanted = read_wanted(read_texts(request), await self._small(request, principal))
@@ -285,20 +288,23 @@ class _Web:
             raise problem_of(end)
         return json_response(found, 201)
 
+    def _large(self, principal: Principal) -> LargeTurn:
+        return LargeTurn(principal.large, self._large_turns)
+
     async def _small(self, request: Request, principal: Principal) -> bytes:
         """Read a body that says no length, or a small one; a large one takes its turn."""
         chunks, size = [], 0
         stream = request.stream()
-        with arriving(principal.bodies) as take_room:
+        with Arriving(principal.bodies) as held:
             async for chunk in stream:
-                take_room(len(chunk))
+                held.take(len(chunk))
                 size += len(chunk)
                 chunks.append(chunk)
                 if size > LARGE_BYTES:
                     break
             else:
                 return b"".join(chunks)
-            async with self._large:
+            async with self._large(principal):
                 async for chunk in stream:
                     size += len(chunk)
                     if size > BODY_BYTES_MAX:
@@ -321,13 +327,14 @@ class _Web:
             batch = Batch(publisher, destination, self._limits.admit_wait_s, timeout_s)
             try:
                 if media == cloudevents.BATCH:
-                    async with self._turn(request):
-                        for each in await read_events(request, timeout_s):
+                    async with self._turn(request, principal):
+                        room = principal.bodies if _is_small(request) else None
+                        for each in await read_events(request, timeout_s, room):
                             principal.charge(1, monotonic_ms())
                             await batch.add(each)
                 elif media in (NDJSON, "application/ndjson", "application/jsonl"):
                     whole = request.query_params.get("whole", "") in ("1", "true")
-                    async with self._turn(request) if whole else nullcontext():
+                    async with self._turn(request, principal) if whole else nullcontext():
                         await self._lines(request, principal, batch, timeout_s, whole)
                 else:
                     raise Problem(
@@ -353,20 +360,24 @@ class _Web:
         more = {} if batch.stopped is None else batch.stopped.headers
         return Response(body, status, headers=dict(more), media_type=media)
 
-    def _turn(self, request: Request) -> AbstractAsyncContextManager[object]:
+    def _turn(self, request: Request, principal: Principal) -> AbstractAsyncContextManager[object]:
         """Return the turn of a batch that is held whole: none if it is small."""
-        said = request.headers.get("content-length", "")
-        is_small = said.isdigit() and int(said) <= LARGE_BYTES
-        return nullcontext() if is_small else self._large
+        return nullcontext() if _is_small(request) else self._large(principal)
 
     async def _lines(
         self, request: Request, principal: Principal, batch: Batch, timeout_s: float, whole: bool
     ) -> None:
         waiting: list[tuple[int, bytes | Message, Options]] = []
         number = 0
+        chunks: AsyncIterator[bytes] = request.stream()
+        room = principal.bodies
         # What is held whole has had its turn: a second one could wait for itself.
-        large = nullcontext() if whole else self._large
-        async with aclosing(read_lines(request.stream(), large)) as reading:
+        large = nullcontext() if whole else self._large(principal)
+        if whole and _is_small(request):
+            chunks = _once(await read_body(request, LARGE_BYTES, room))
+        elif whole:
+            room = Places(BATCH_BYTES_MAX)
+        async with aclosing(read_lines(chunks, large, room)) as reading:
             async for lines in reading:
                 read: list[tuple[int, bytes | Message, Options]] = []
                 try:
@@ -642,6 +653,16 @@ def _as_event(lease: Lease[Held]) -> dict[str, Any]:
 def _destination(request: Request) -> Destination:
     given = request.path_params
     return Topic(given["topic"]) if "topic" in given else Queue(given["queue"])
+
+
+def _is_small(request: Request) -> bool:
+    """Return whether a body says that it is small: it takes of its principal's room, any other a turn."""
+    said = request.headers.get("content-length", "")
+    return said.isdigit() and int(said) <= LARGE_BYTES
+
+
+async def _once(chunk: bytes) -> AsyncIterator[bytes]:
+    yield chunk
 
 
 def _source_address(request: HTTPConnection) -> str:

@@ -20,12 +20,15 @@ from hypothesis import strategies as st
 
 from messagebus import ConfigError, MessageInvalid, PublisherConfig
 from messagebus.core.headers import OF_BROKERS
+from messagebus.http.allowance import Places
+from messagebus.message import BODY_BYTES_MAX
 from messagebus.testing import MemoryBus
 from messagebus_gateway import publishing
 from messagebus_gateway.config import GatewayConfig, Limits
 from messagebus_gateway.people import LOOK_EVERY_MS, People, Principal, read_tokens
 from messagebus_gateway.problems import Problem
-from messagebus_gateway.publishing import BODY_BYTES_MAX, LARGE_BYTES
+from messagebus_gateway.publishing import LARGE_BYTES
+from messagebus_gateway.reading import read_lines
 from ops.local.certificates import issue_missing
 from tests.support.eventually import eventually_async
 from tests.support.examples import examples
@@ -372,9 +375,11 @@ async def test_a_large_line_waits_for_its_turn_and_gives_it_back() -> None:
         yield b"\nz"
 
     assert not turn.locked()
-    found = [lines async for lines in publishing.read_lines(chunks(), turn)]
+    room = Places(2 * LARGE_BYTES)
+    found = [lines async for lines in read_lines(chunks(), turn, room)]
     assert [len(each) for part in found for each in part] == [LARGE_BYTES + 2, 1]
     assert not turn.locked()
+    assert not room.taken
 
 
 async def test_a_batch_of_events_is_checked_whole() -> None:
@@ -757,9 +762,18 @@ async def test_a_name_in_a_clients_certificate_is_a_principal(tmp_path: Path) ->
 
 
 @pytest.mark.guarantee("slow-connections-are-bounded")
-@pytest.mark.parametrize("path", ["/v1/topics/orders/messages", "/v1/leases/ack"])
+@pytest.mark.parametrize(
+    ("path", "media"),
+    [
+        ("/v1/topics/orders/messages", "text/plain"),
+        ("/v1/leases/ack", "application/json"),
+        (BATCH, "application/x-ndjson"),
+        (f"{BATCH}?whole=1", "application/x-ndjson"),
+        (BATCH, "application/cloudevents-batch+json"),
+    ],
+)
 async def test_bodies_that_hold_back_their_end_are_bounded_together_for_each_principal(
-    path: str, tmp_path: Path
+    path: str, media: str, tmp_path: Path
 ) -> None:
     bus = MemoryBus()
     bus.declare("orders/billing")
@@ -770,8 +784,8 @@ async def test_bodies_that_hold_back_their_end_are_bounded_together_for_each_pri
     async with gateway_on(bus, tokens_file=str(file), limits=limits) as served:
 
         def head(size: int) -> bytes:
-            lines = f"Host: x\r\nAuthorization: Bearer shop\r\nContent-Length: {size}\r\n\r\n"
-            return f"POST {path} HTTP/1.1\r\n{lines}".encode()
+            lines = f"Host: x\r\nAuthorization: Bearer shop\r\nContent-Length: {size}\r\n"
+            return f"POST {path} HTTP/1.1\r\n{lines}Content-Type: {media}\r\n\r\n".encode()
 
         held = [await served.connect(head(400_000) + b" " * 399_999) for _ in range(5)]
         answers = [asyncio.create_task(reader.readline()) for reader, _ in held]
@@ -788,3 +802,28 @@ async def test_bodies_that_hold_back_their_end_are_bounded_together_for_each_pri
                 await served.publish(b"x" * 900_000, authorization="Bearer shop")
             ).status_code != 201:
                 pass
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
+async def test_large_bodies_that_hold_back_their_end_keep_no_other_principal_out(
+    tmp_path: Path,
+) -> None:
+    entries = [token_entry(name, name, publish=["orders"]) for name in ("shop", "other")]
+    file = write_tokens(tmp_path / "tokens.toml", *entries)
+    large = b"x" * 2 * LARGE_BYTES
+    head = (
+        f"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Length: {len(large)}\r\n"
+    )
+    async with gateway_on(make_bus(), tokens_file=str(file)) as served:
+        turns = Limits().large_turns
+        held = [
+            await served.connect(f"{head}Authorization: Bearer shop\r\n\r\n".encode() + b"x")
+            for _ in range(turns)
+        ]
+        requests = served.gateway._people.by_name()["shop"].requests
+        await eventually_async(lambda: requests.taken == turns, within_s=60)
+        done = await served.publish(large, authorization="Bearer other")
+        assert done.status_code == 201
+        assert requests.taken == turns, "those that were held were not waited for"
+        for _, writer in held:
+            writer.close()
