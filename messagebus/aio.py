@@ -64,6 +64,7 @@ from messagebus.errors import AlreadySettled, ConfigError, NotReady, Stopped
 from messagebus.handling import (
     RetryPolicy,
     checked_after,
+    checked_grace,
     checked_wait,
     park_headers,
     retry_headers,
@@ -199,6 +200,7 @@ class AsyncPublisher:
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Stop, as `Publisher.stop` does. A caller that is cancelled leaves the stop running."""
+        timeout_s = checked_grace(timeout_s)
         if not self._ending.has_begun:
             was, self._status = self._status, Status.STOPPED
             if was is not RUNNING or self._driver is None:
@@ -568,6 +570,7 @@ class AsyncConsumer:
 
     async def stop(self, timeout_s: float | None = None) -> int:
         """Stop, as `Consumer.stop` does. A caller that is cancelled leaves the stop running."""
+        timeout_s = None if timeout_s is None else checked_grace(timeout_s)
         driver = self._driver
         if not self._ending.has_begun:
             was, self._status = self._status, Status.STOPPED
@@ -693,6 +696,7 @@ class AsyncConsumer:
         """
         self._started()
         checked_count("concurrency", concurrency)
+        grace_s = checked_grace(grace_s, "grace_s")
         if faults := batch_faults(batch, linger_s, self._config):
             raise ConfigError("; ".join(faults))
         read: Callable[[Delivery], object] | None = None

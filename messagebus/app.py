@@ -33,7 +33,7 @@ from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.consumer import as_dedup, as_source, with_order
 from messagebus.destination import Destination, Source
 from messagebus.errors import ConfigError, Stopped
-from messagebus.handling import RetryPolicy
+from messagebus.handling import RetryPolicy, checked_grace
 from messagebus.hooks import Hooks
 from messagebus.message import Options
 from messagebus.payloads import Codec, as_payload
@@ -338,12 +338,13 @@ class App:
         the brokers deliver them again. A call from one of the app's own handlers returns 0 at once, so
         that this handler can end and be answered too; the stop goes on in the background.
         """
+        wanted_s = None if timeout_s is None else checked_grace(timeout_s)
         life = self._life
         if life is None:
             return 0
         if life.ending is None:
             self._status = Status.STOPPED
-            wait_s = life.grace_s if timeout_s is None else timeout_s
+            wait_s = life.grace_s if wanted_s is None else wanted_s
             life.ending = asyncio.create_task(self._end(life, wait_s), context=Context())
         if handled_by() in life.consumers.values():
             return 0

@@ -43,6 +43,7 @@ from messagebus.errors import (
 from messagebus.handling import (
     RetryPolicy,
     checked_after,
+    checked_grace,
     checked_wait,
     park_headers,
     retry_headers,
@@ -255,9 +256,10 @@ class Consumer:
         A call from one of its own handlers, or in a signal handler, returns 0 at once, so that the delivery
         in hand can be answered too. The stop goes on in the background; other callers and the exit of the
         interpreter wait for it. A further call waits for the same stop, and may shorten its wait for answers.
-        Raises RuntimeError on the consumer's own thread. In a forked child it does nothing: open connections
-        are the parent's.
+        Raises RuntimeError on the consumer's own thread, and ConfigError for no number of seconds. In a
+        forked child it does nothing: open connections are the parent's.
         """
+        timeout_s = None if timeout_s is None else checked_grace(timeout_s)
         arrivals = self._arrivals
         if handled_by() is self or is_interrupting(self, __file__):
             arrivals.begin_stop(timeout_s, waits=False)
@@ -397,6 +399,7 @@ class Consumer:
         if is_coroutine_handler(handler):
             raise TypeError("a coroutine function: AsyncConsumer.run takes it")
         checked_count("concurrency", concurrency)
+        grace_s = checked_grace(grace_s, "grace_s")
         handling = Handling(
             handler,
             Answers(self.ack, self._retry_soon, self._park_soon),

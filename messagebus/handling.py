@@ -28,6 +28,7 @@ __all__ = [
     "RetryPolicy",
     "Words",
     "checked_after",
+    "checked_grace",
     "checked_wait",
     "judge",
     "park_headers",
@@ -181,6 +182,16 @@ def checked_wait(timeout_s: float | None) -> float | None:
     if not isinstance(timeout_s, int | float) or not timeout_s < math.inf:
         raise ConfigError(f"timeout_s {timeout_s!r}: seconds, or None to wait without a bound")
     return max(0.0, min(timeout_s, WAIT_S_MAX))
+
+
+def checked_grace(seconds: float, name: str = "timeout_s") -> float:
+    """Return the time in s to wait for an end: 0 for a negative one, WAIT_S_MAX for one without a bound.
+
+    Raises ConfigError for what is no number of seconds.
+    """
+    if not isinstance(seconds, int | float) or math.isnan(seconds):
+        raise ConfigError(f"{name} {seconds!r}: a number of seconds")
+    return max(0.0, min(seconds, WAIT_S_MAX))
 
 
 def rule_of(policy: RetryPolicy) -> Rule:

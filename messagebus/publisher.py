@@ -47,6 +47,7 @@ from messagebus.errors import (
     Unknown,
     Unroutable,
 )
+from messagebus.handling import checked_grace
 from messagebus.hooks import Hooks
 from messagebus.message import Message, Options, Payload
 from messagebus.stats import RUNNING, Outcome, Published, PublisherStats, Status, why_not_running
@@ -271,8 +272,10 @@ class Publisher:
 
         Their futures say `unknown`, or `refused` for those that were never sent; so does the log. A further
         call waits for the same stop. In a signal handler it returns 0 at once and goes on in the background;
-        the exit of the interpreter waits for it. Raises RuntimeError on the publisher's own thread.
+        the exit of the interpreter waits for it. Raises RuntimeError on the publisher's own thread, and
+        ConfigError for no number of seconds.
         """
+        timeout_s = checked_grace(timeout_s)
         if is_interrupting(self, __file__):
             self._intake.begin_stop(timeout_s, waits=False)
             return 0
@@ -521,11 +524,13 @@ class _Intake:
         return await self._ending.wait()
 
     async def _stop_once(self, timeout_s: float) -> int:
-        self._send_away()
-        if (driver := self.driver) is not None:
-            self._take_all(driver)
-            self._left = await stop_all(driver, lambda: self.fleet, timeout_s, self._config)
-        _running.discard(self)
+        try:
+            self._send_away()
+            if (driver := self.driver) is not None:
+                self._take_all(driver)
+                self._left = await stop_all(driver, lambda: self.fleet, timeout_s, self._config)
+        finally:
+            _running.discard(self)
         return self._left
 
     def _send_away(self) -> None:

@@ -28,6 +28,7 @@ from messagebus.core.shards import Ask, Lease, Shares
 from messagebus.dialects import is_missing_table
 from messagebus.dsn import Address
 from messagebus.errors import BacklogFull, ConfigError, MessageInvalid, NameInvalid, Stopped
+from messagebus.handling import checked_grace
 from messagebus.hooks import Hooks
 from messagebus.outbox.rows import ToPublish, core_row, shard_of, to_publish
 from messagebus.outbox.session import Session, check_tables, no_outbox, told
@@ -245,8 +246,10 @@ class AsyncRelay:
         """Read no more, wait up to timeout_s for what was sent, tell the database, let the shards go.
 
         Returns how many rows were sent and got no end in time; they go out again, under their ids. A caller
-        that is cancelled leaves the stop running; a further call waits for it.
+        that is cancelled leaves the stop running; a further call waits for it. Raises ConfigError for no
+        number of seconds.
         """
+        timeout_s = checked_grace(timeout_s)
         if not self._ending.has_begun:
             was, self._status = self._status, Status.STOPPED
             if was is not Status.RUNNING:
@@ -616,9 +619,12 @@ class Relay:
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Stop, as `AsyncRelay.stop` does."""
-        if self._thread is None or self.status is not Status.RUNNING:
+        if self._thread is None:
             return 0
-        left = self._thread.run(self._relay.stop(timeout_s))
+        try:
+            left = self._thread.run(self._relay.stop(timeout_s))
+        except Stopped:  # by another call
+            return 0
         self._thread.stop()
         return left
 

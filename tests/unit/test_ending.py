@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from messagebus import (
+    App,
     BacklogFull,
+    ConfigError,
     Consumer,
     Delivery,
     Hooks,
@@ -503,6 +505,61 @@ async def test_a_publishers_stop_that_was_cancelled_goes_on_and_is_waited_for(
     assert await publisher.stop() == 0
     assert end.result().outcome is Outcome.CONFIRMED
     assert not links_left(bus)
+
+
+NO_SECONDS: list[Any] = [float("nan"), "5"]
+
+
+@pytest.mark.parametrize("seconds", NO_SECONDS)
+@pytest.mark.parametrize("kind", ["publisher", "consumer"])
+def test_a_stop_for_no_number_of_seconds_stops_nothing_and_the_next_one_does(
+    bus: MemoryBus, kind: str, seconds: Any
+) -> None:
+    client = bus.publisher() if kind == "publisher" else bus.consumer("orders", subscription="a")
+    client.start(require="one")
+    with pytest.raises(ConfigError, match=r"timeout_s .*: a number of seconds"):
+        client.stop(seconds)
+    assert client.status is Status.RUNNING
+    assert client.stop() == 0
+    assert not links_left(bus)
+
+
+@pytest.mark.parametrize("seconds", NO_SECONDS)
+@pytest.mark.parametrize("kind", ["publisher", "consumer", "app"])
+async def test_an_asyncio_stop_for_no_number_of_seconds_stops_nothing_and_the_next_one_does(
+    bus: MemoryBus, kind: str, seconds: Any
+) -> None:
+    app = App()
+    app.use(bus)
+
+    @app.subscriber("orders", subscription="a")
+    async def handle(body: bytes) -> None: ...
+
+    made: dict[str, Callable[[], Any]] = {
+        "publisher": bus.async_publisher,
+        "consumer": lambda: bus.async_consumer("orders", subscription="a"),
+        "app": lambda: app,
+    }
+    client = made[kind]()
+    await client.start(require="one")
+    with pytest.raises(ConfigError, match=r"timeout_s .*: a number of seconds"):
+        await client.stop(seconds)
+    assert client.status is Status.RUNNING
+    assert await client.stop() == 0
+    assert not links_left(bus)
+
+
+def test_run_waits_for_its_handlers_as_long_as_they_take_where_its_grace_has_no_bound(
+    bus: MemoryBus,
+) -> None:
+    with bus.publisher() as publisher:
+        publisher.send_safe("orders", b"x")
+    with bus.consumer("orders", subscription="a") as consumer:
+        for wrong in NO_SECONDS:
+            with pytest.raises(ConfigError, match=r"grace_s .*: a number of seconds"):
+                consumer.run(lambda _delivery: None, grace_s=wrong)
+        assert consumer.run(lambda _delivery: consumer.request_stop(), grace_s=float("inf")) == 0
+    bus.assert_answered("orders", "a", count=1)
 
 
 @pytest.mark.parametrize("kind", ["publisher", "consumer"])

@@ -61,6 +61,7 @@ INSIDE = {
         "TEXT_BYTES_MAX",
         "Words",
         "checked_after",
+        "checked_grace",
         "checked_wait",
         "judge",
         "park_headers",
