@@ -199,20 +199,28 @@ class Deduplication:
     def arrived(self, ledger: Ledger, deliveries: Sequence[Delivery]) -> None:
         """Claim deliveries of one link; they are handed out when they are granted."""
         known, keys = [], []
-        key_of = self._key_of
+        key_of, behind = self._key_of, False
         for delivery in deliveries:
             if message_id := dedup_id_of(delivery):
                 known.append(delivery)
                 keys.append(key_of(message_id))
+                continue
+            self._plain.add(delivery)
+            self._without_id += 1
+            if self._inbox.in_order and self.lanes is None:  # behind all that wait on its link
+                behind = True
+                pending = self._pending.setdefault(ledger, {})
+                pending.update(dict.fromkeys(known, ASKED))
+                pending[delivery] = GRANTED
             else:
-                self._plain.add(delivery)
-                self._without_id += 1
                 self._inbox.hand_out([delivery])
         if known:
             self._pending.setdefault(ledger, {}).update(dict.fromkeys(known, ASKED))
             self._once.arrived(zip(keys, known, strict=True), now_ms())
             self._carry_out()
             self.talk()
+        if behind:
+            self._hand_out_in_order(self._pending[ledger])
 
     def comes_again(self, delivery: Delivery) -> None:
         """Claim a delivery that has kept its place since its run failed, before its copies."""
@@ -550,7 +558,8 @@ class Deduplication:
             self._inbox.hand_out(ready)
         is_denied = next(iter(pending.values()), ASKED) == DENIED
         claim, becomes = (GRANTED, LET_GO) if is_denied else (LET_GO, ASKED)
-        if found := [each for each in pending if pending[each] == claim]:
+        plain = self._plain
+        if found := [each for each in pending if pending[each] == claim and each not in plain]:
             self._note(found, becomes)
             (self._once.let_go if is_denied else self._once.ask)(found)
 

@@ -56,7 +56,7 @@ class Consumer:
         return None
 
     def arrived(self, *ids: str) -> None:
-        raws = [b"".join(pika.BasicProperties(message_id=each).encode()) for each in ids]
+        raws = [b"".join(pika.BasicProperties(message_id=each or None).encode()) for each in ids]
         made = Delivery._arrived
         self.dedup.arrived(
             self.ledger,
@@ -97,3 +97,27 @@ async def test_consumers_that_each_hold_what_the_other_one_needs_first_do_not_wa
     assert sorted(first.handled + second.handled) == ["x", "y"]
     for each in (first, second):
         await each.dedup.finish(1)
+
+
+@pytest.mark.parametrize(
+    "ids", [("x", "", "y", ""), ("", "x", "", "y"), ("", "", "x", "y")], ids=str
+)
+@pytest.mark.parametrize(
+    "is_dead", [False, True], ids=["", "the claim of a crashed consumer first"]
+)
+async def test_a_message_without_an_id_keeps_its_place_behind_those_that_wait_for_their_claims(
+    ids: tuple[str, ...], is_dead: bool
+) -> None:
+    shared = MemoryStore()
+    if is_dead:
+        key = key_of(str(SOURCE), "x")
+        await shared.turn(Turn(claim=[key], token=DEAD), Dedup(shared, lease_s=600).rule)
+    consumer = Consumer("mb1:5672", shared)
+    consumer.arrived(*ids)
+    if is_dead:
+        await eventually_async(lambda: consumer.dedup._once.counters.deferred == 1, within_s=10)
+        assert consumer.handled == list(ids[: ids.index("x")])
+        await shared.turn(Turn(release=[Held(key, DEAD)]), Dedup(shared, lease_s=600).rule)
+    await eventually_async(lambda: len(consumer.handled) == len(ids), within_s=30)
+    assert consumer.handled == list(ids)
+    await consumer.dedup.finish(1)
