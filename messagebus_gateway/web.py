@@ -240,8 +240,9 @@ class _Web:
         headers = request.headers
         if has_bearer(headers):
             return
-        host = headers.get("host")
-        if host is not None and not self._guard.is_host(host):
+        host, login = headers.get("host"), headers.get("authorization", "").partition(" ")[0]
+        # A page of a foreign name has no login; other gateways, which pass logins on, use names of their own.
+        if host is not None and not login and not self._guard.is_host(host):
             raise Problem(421, "this name is not one of this gateway", outcome="not sent")
         sender = self._guard.sender(headers, request.scope["scheme"])
         if sender is Sender.FOREIGN:

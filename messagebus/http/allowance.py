@@ -6,9 +6,9 @@ Times are whole milliseconds of a monotonic clock, passed in.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
-__all__ = ["Allowances", "Bucket", "Places"]
+__all__ = ["Allowances", "Bucket", "Places", "SharedPlaces"]
 
 
 class Bucket:
@@ -98,3 +98,27 @@ class Places:
         """Give places back."""
         assert self.taken >= count
         self.taken -= count
+
+
+class SharedPlaces:
+    """Places of which one source, whoever it is, has half at most."""
+
+    __slots__ = ("_counts", "most")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._counts = Counter[str]()
+
+    def enter(self, source: str, count: int) -> bool:
+        """Take places. False: there are not so many for this source, and none is taken."""
+        own = self._counts[source] + count
+        if own > self.most // 2 or self._counts.total() + count > self.most:
+            return False
+        self._counts[source] = own
+        return True
+
+    def leave(self, source: str, count: int) -> None:
+        """Give places back."""
+        assert self._counts[source] >= count
+        self._counts[source] -= count
+        self._counts = +self._counts  # without sources that have none

@@ -73,6 +73,7 @@ class ProbeServer:
         self._connections = Connections(bounds)
         self._guard = Guard(is_open=is_loopback(host))
         self._ending = asyncio.Event()
+        self._under_way: dict[str, asyncio.Future[Answer]] = {}  # by path
         self._loop = asyncio.new_event_loop()
         self.port = int(self._listener.getsockname()[1])
         self._thread = threading.Thread(target=self._run, name="messagebus-health", daemon=True)
@@ -95,12 +96,19 @@ class ProbeServer:
         return _Probe(self._connections, self._guard, self._answer)
 
     async def _answer(self, path: str) -> Answer:
-        """Make an answer on a thread of its own: metrics are asked of other processes."""
-        made: asyncio.Future[Answer] = self._loop.create_future()
+        """Return an answer, made on a thread of its own: metrics are asked of other processes.
 
+        All who ask for a path meanwhile get the same, so clients that hang up leave one thread behind.
+        """
+        if (made := self._under_way.get(path)) is None:
+            made = self._under_way[path] = self._loop.create_future()
+            self._make(path, made)
+        return await asyncio.shield(made)
+
+    def _make(self, path: str, made: asyncio.Future[Answer]) -> None:
         def tell(answer: Answer) -> None:
-            if not made.done():
-                made.set_result(answer)
+            del self._under_way[path]
+            made.set_result(answer)
 
         def make() -> None:
             try:
@@ -112,7 +120,6 @@ class ProbeServer:
                 self._loop.call_soon_threadsafe(tell, answer)
 
         threading.Thread(target=make, name="messagebus-probe", daemon=True).start()
-        return await made
 
 
 class _Probe(Bounded):

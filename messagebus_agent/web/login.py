@@ -28,8 +28,8 @@ from messagebus.topology import Wanted
 
 REMEMBERED_S = 60.0
 REMEMBERED_MAX = 1_000
-# Wrong passwords may come in floods: this many are tried at the broker at once. Users who were good before
-# have places of their own, which unknown users cannot fill.
+# Wrong passwords may come in floods: this many are tried at the broker at once. Logins that were good before
+# have places of their own: no stranger fills them, who may know the name of a user.
 TRIES_AT_ONCE = 4
 # Beyond this number of waiting logins the answer is "unknown" at once: at 25 ms a try it would be too late.
 WAITING_MAX = 64
@@ -92,9 +92,9 @@ class Login:
         self.token = token
         self._try_login = try_login
         self._salt = os.urandom(16)
+        # Those that were good at some time; whether they still are is in them.
         self._good: dict[bytes, _Known] = {}
-        self._users: dict[str, None] = {}  # users with a good login at some time
-        self._waiting = Counter[str]()
+        self._waiting = Counter[tuple[str, bool]]()
         self._waiting_strangers = 0
         self._tries = {known: asyncio.Semaphore(TRIES_AT_ONCE) for known in (False, True)}
         self._made: dict[str, set[str]] = {}
@@ -149,7 +149,7 @@ class Login:
             if turn and not unsure:
                 break
             try:
-                with self._place(user) as tries:
+                with self._place(user, is_known=mark in self._good) as tries:
                     async with tries:
                         found = await self._try_login(*basic, unsure)
             except LinkLost as fault:
@@ -158,7 +158,7 @@ class Login:
                 self._good.pop(mark, None)
                 return Judged(admission=Admission.NO)
             known.rights |= found
-        self._remember(user, mark, known)
+        self._remember(mark, known)
         forbidden = (n for n, rights in asked.items() if not known.rights.intersection(rights))
         return Judged(admission=Admission.YES, user=user, forbidden=tuple(forbidden))
 
@@ -174,32 +174,30 @@ class Login:
         return True
 
     @contextlib.contextmanager
-    def _place(self, user: str) -> Iterator[asyncio.Semaphore]:
-        """Take a waiting place, of known users or of others. Raises LinkLost when none is free."""
-        is_known = user in self._users
-        full = self._waiting[user] >= WAITING_PER_USER_MAX
+    def _place(self, user: str, *, is_known: bool) -> Iterator[asyncio.Semaphore]:
+        """Take a waiting place, of known logins or of others. Raises LinkLost when none is free."""
+        place = (user, is_known)
+        full = self._waiting[place] >= WAITING_PER_USER_MAX
         if full or (not is_known and self._waiting_strangers >= WAITING_MAX):
             raise LinkLost("", "too many logins wait to be tried")
-        self._waiting[user] += 1
+        self._waiting[place] += 1
         self._waiting_strangers += not is_known
         try:
             yield self._tries[is_known]
         finally:
             self._waiting_strangers -= not is_known
-            self._waiting[user] -= 1
-            if not self._waiting[user]:
-                del self._waiting[user]
+            self._waiting[place] -= 1
+            if not self._waiting[place]:
+                del self._waiting[place]
 
     def _mark(self, user: str, password: Secret) -> bytes:
         text = f"{len(user)}:{user}:{password.reveal()}".encode()
         return hmac.digest(self._salt, text, hashlib.sha256)
 
-    def _remember(self, user: str, mark: bytes, known: _Known) -> None:
+    def _remember(self, mark: bytes, known: _Known) -> None:
         if len(self._good) >= REMEMBERED_MAX:
             self._good.clear()
-        if len(self._users) >= REMEMBERED_MAX:
-            self._users.clear()
-        self._good[mark], self._users[user] = known, None
+        self._good[mark] = known
 
 
 def _read_basic(header: str) -> tuple[str, Secret] | None:

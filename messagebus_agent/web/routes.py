@@ -33,6 +33,8 @@ from messagebus.errors import (
     TopologyError,
     TopologyMismatch,
 )
+from messagebus.http.allowance import SharedPlaces
+from messagebus.http.connections import source_of
 from messagebus.http.guard import Guard, ProgramsOnly
 from messagebus.numbers import read_number, read_whole
 from messagebus.topology import Wanted, options_of, parse_wanted, read_item, topic_of
@@ -58,6 +60,8 @@ WAIT_S_MAX = 60.0
 # 10,000 consumers on a single agent; one more is refused, and asks another agent.
 WAITING_MAX = 12_000
 BODY_BYTES_MAX = 4 << 20
+# Of all bodies together whose proof of the token is not looked at before they have come; of one source half.
+UNPROVEN_BYTES_MAX = 64 << 20
 # Of generations and versions; of waits, before they are bounded.
 WHOLE_MAX, SECONDS_MAX = 10**18 - 1, 1e9
 # Generations that a client may be ahead of the list here, which was restored from an old backup.
@@ -109,6 +113,14 @@ class Parts:
 
 class BadRequest(Exception):
     """Raised when a request makes no sense; the text says why."""
+
+    code = 400
+
+
+class TooMany(BadRequest):
+    """Raised when a request makes sense, but not beside so many others."""
+
+    code = 429
 
 
 def application(parts: Parts) -> Starlette:
@@ -178,6 +190,7 @@ class _Web:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._challenges = Challenges(parts.login.token)
+        self._unproven = SharedPlaces(UNPROVEN_BYTES_MAX)
         self._waiting = self._observing = 0
         self._waiting_as = Counter[tuple[str, str]]()
         self._counting = Tasks()
@@ -652,7 +665,7 @@ class _Web:
             header = request.headers.get("Authorization", "")
             known = self._parts.login.is_operator(header)
             if not known and Challenges.is_proof(header):
-                body = await _body(request)
+                body = await self._unproven_body(request)
                 with contextlib.suppress(ConfigError):
                     known = self._challenges.proves(
                         header,
@@ -663,6 +676,21 @@ class _Web:
                     )
             request.state.is_operator = known  # a proof is good for one request
         return bool(known)
+
+    async def _unproven_body(self, request: Request) -> bytes:
+        source = source_of(request.client.host) if request.client else ""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if not self._unproven.enter(source, size):
+                raise TooMany("too many bodies arrive at once whose proof is not known to be right")
+            taken += size
+
+        try:
+            return await _body(request, take)
+        finally:
+            self._unproven.leave(source, taken)
 
     def proving(
         self, answer: Callable[[Request], Awaitable[Response]]
@@ -729,7 +757,8 @@ def _error(code: int, text: str, headers: dict[str, str] | None = None) -> Respo
 
 
 async def _bad_request(_request: Request, fault: Exception) -> Response:
-    return _error(400, str(fault))
+    assert isinstance(fault, BadRequest)
+    return _error(fault.code, str(fault))
 
 
 async def _gone(_request: Request, _fault: Exception) -> Response:
@@ -737,13 +766,14 @@ async def _gone(_request: Request, _fault: Exception) -> Response:
     return Response(status_code=499)
 
 
-async def _body(request: Request) -> bytes:
-    """Read the body once, BODY_BYTES_MAX at most."""
+async def _body(request: Request, take: Callable[[int], None] = lambda _: None) -> bytes:
+    """Read the body once, BODY_BYTES_MAX at most. take: called with the size of each part of it."""
     known = getattr(request.state, "body", None)
     if isinstance(known, bytes):
         return known
     body = bytearray()
     async for chunk in request.stream():
+        take(len(chunk))
         body += chunk
         if len(body) > BODY_BYTES_MAX:
             raise BadRequest(f"more than {BODY_BYTES_MAX} bytes")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -36,9 +38,9 @@ def server() -> Iterator[ProbeServer]:
     made.close()
 
 
-def probed(server: ProbeServer) -> str:
+def probed(server: ProbeServer, path: str = "/live") -> str:
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as probe:
-        probe.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+        probe.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
         with probe.makefile("rb") as answer:
             return answer.read().decode().split("\r\n")[0]
 
@@ -51,6 +53,27 @@ def test_many_slow_clients_keep_no_probe_out(server: ProbeServer) -> None:
             slow.sendall(b"G")
         for _ in range(10):
             assert probed(server) == "HTTP/1.0 200 OK"
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
+def test_clients_that_hang_up_leave_no_work_behind_that_keeps_a_probe_out() -> None:
+    asked, go_on = Counter[str](), threading.Event()
+
+    def ask(path: str) -> Answer:
+        asked[path] += 1
+        if path == "/metrics":
+            go_on.wait()
+        return Answer(200, "text/plain", b"ok")
+
+    server = ProbeServer(("127.0.0.1", 0), ask)
+    for _ in range(CONNECTIONS_MAX // 2):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as gone:
+            gone.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+    assert probed(server) == "HTTP/1.0 200 OK"
+    assert asked == {"/metrics": 1, "/live": 1}
+    go_on.set()
+    eventually(lambda: probed(server, "/metrics") and asked["/metrics"] > 1, within_s=60)
+    server.close()
 
 
 def test_who_sends_a_request_byte_by_byte_is_hung_up_on_at_its_time() -> None:

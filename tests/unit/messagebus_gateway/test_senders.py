@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from messagebus.testing import MemoryBus
@@ -119,3 +120,22 @@ async def test_the_public_name_is_right_behind_a_proxy() -> None:
     async with gateway_on(make_bus(), url="https://bus.example") as served:
         answer = await served.publish("x", host="bus.example")
         assert answer.status_code == 201
+
+
+async def test_whoever_logs_in_may_call_by_any_name() -> None:
+    """Another gateway passes answers on by a name of this one that `url` does not have."""
+    path, shown = "/v1/topics/orders/messages", {"host": "gw-1.gateway.svc:8080"}
+    async with gateway_on(make_bus(), url="https://bus.example", bus_login=True) as served:
+        for password, code in (("good", 201), ("wrong", 401)):
+            login = httpx.BasicAuth("ann", password)
+            answer = await served.http.post(path, headers=shown, auth=login)
+            assert answer.status_code == code
+
+
+@pytest.mark.guarantee("pages-of-others-do-nothing")
+async def test_an_empty_login_excuses_no_foreign_name() -> None:
+    async with gateway_on(make_bus()) as served:
+        for login, code in (("", 421), ("  ", 421), ("Basic YTpi", 401)):
+            headers = ("MB-Client: page", f"Authorization:{login}")
+            answer = await served.raw(f"GET {EVENTS}", *headers, host="evil.example")
+            assert f" {code} " in answer.partition("\r\n")[0], repr(login)

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from messagebus._io.amqp.control import Right
 from messagebus.admin.proof import NotProven, TokenProof
@@ -32,6 +33,7 @@ from messagebus_agent.web.metrics import Figure, Metrics
 from messagebus_agent.web.observe import Observer
 from messagebus_agent.web.routes import Parts, application
 from messagebus_tools.observing.snapshot import read_answer
+from tests.support.eventually import eventually_async
 
 ENTRY = Entry(wanted="orders", number=1, origin="a:5672", alive=True, tomb=0)
 USER = httpx.BasicAuth("bus", "pw")
@@ -136,6 +138,7 @@ class Rig:
     lists: ListFile
     topology: FakeTopology
     upkeep: FakeUpkeep
+    application: Starlette
     http: httpx.AsyncClient
     counting: FakeCounting
     said: list[Verdict] = field(default_factory=lambda: [Verdict(kind=VerdictKind.READY)])
@@ -181,9 +184,10 @@ async def make_rig() -> AsyncIterator[Rig]:
         set_draining=set_draining,
         started="s",
     )
-    transport = httpx.ASGITransport(application(parts))
+    served = application(parts)
+    transport = httpx.ASGITransport(served)
     async with httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
-        rig = Rig(lists, topology, upkeep, http, counting)
+        rig = Rig(lists, topology, upkeep, served, http, counting)
         yield rig
 
 
@@ -639,6 +643,34 @@ async def test_deep_json_is_a_bad_request(rig: Rig, path: str) -> None:
 
 def proof(to: str = "a:5672", token: str = "token") -> TokenProof:
     return TokenProof(lambda: Secret(token), to=to)
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
+async def test_bodies_of_made_up_proofs_that_hold_back_their_end_are_bounded(rig: Rig) -> None:
+    part, go_on = b"x" * (routes.BODY_BYTES_MAX - 1), asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield part
+        await go_on.wait()
+
+    made_up = {"Authorization": 'MB-Proof nonce="0", ask="0", to="", proof="0"'}
+    of_source = routes.UNPROVEN_BYTES_MAX // 2 // len(part)
+    async with asyncio.TaskGroup() as group:
+        held = [
+            group.create_task(rig.http.post("/drain", content=body(), headers=made_up))
+            for _ in range(of_source + 2)
+        ]
+        await eventually_async(lambda: sum(each.done() for each in held) == 2, within_s=60)
+        assert {each.result().status_code for each in held if each.done()} == {429}
+        transport = httpx.ASGITransport(rig.application, client=("10.0.0.2", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://agent") as other:
+            done = await other.post("/drain", json={"draining": True}, auth=proof())
+        assert done.status_code == 200, "of another source"
+        go_on.set()
+    assert {each.result().status_code for each in held} == {401, 429}
+    assert (
+        await rig.http.post("/drain", json={"draining": False}, auth=proof())
+    ).status_code == 200
 
 
 @pytest.mark.guarantee("token-is-proved-not-sent")
