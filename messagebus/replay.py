@@ -6,6 +6,7 @@ takes nothing away and needs no answers.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from messagebus.config import BusConfig
 from messagebus.core.checkpoint import Checkpoint, Position, behind
 from messagebus.core.homes import partition_of, read_homes
 from messagebus.destination import Stream, Topic, parse_destination
-from messagebus.errors import ConfigError, NameInvalid, TopologyError
+from messagebus.errors import ConfigError, NameInvalid, Stopped, TopologyError
 from messagebus.topology import Wanted
 
 __all__ = ["AsyncReplay", "Checkpoint", "Position", "Replay", "Replayed", "behind", "stream_ends"]
@@ -136,7 +137,7 @@ class AsyncReplay:
             async for message in replay:
                 ...
 
-    Settings and errors as of `Replay`.
+    Settings and errors as of `Replay`. A wait for the next message may be cancelled: the next one goes on.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class AsyncReplay:
         self._reading = _Reading(topic, since, until, on_gap, prefetch, away_s, key)
         self._driver: ReplayDriver | None = None
         self._ending = OneStop()
-        self._is_over = False
+        self._is_over, self._failed = False, ""
 
     def checkpoint(self) -> Checkpoint:
         """Return how far it was read: up to the message that was returned last, on each broker."""
@@ -169,13 +170,18 @@ class AsyncReplay:
         await self.stop()
 
     async def stop(self) -> None:
-        """End it; repeated calls do nothing."""
+        """End it, also for a task that waits for its next message; repeated calls do nothing."""
         self._is_over = True
         driver, self._driver = self._driver, None
         if driver is not None:
             self._ending.begin(_stop(driver))
         if self._ending.has_begun:
             await self._ending.wait()
+
+    def __del__(self) -> None:
+        driver = getattr(self, "_driver", None)
+        if driver is not None:
+            driver.abandon()
 
     def __aiter__(self) -> Self:
         return self
@@ -190,19 +196,34 @@ class AsyncReplay:
         """Wait for messages; False at the end."""
         reading = self._reading
         home = await self._home(reading.key) if self._driver is None and reading.key else ""
-        if self._is_over:
+        if self._has_ended():
             return False
         if self._driver is None:
             self._driver = reading.driver(self._bus, self._wire, home)
+        driver = self._driver
         try:
-            while not reading.ready and (found := await self._driver.take()):
+            while not reading.ready and (found := await driver.take()):
                 reading.add(found)
-        except BaseException:
+        except asyncio.CancelledError:  # as by a time limit of the caller: the next call goes on
+            raise
+        except BaseException as fault:
+            self._note(fault)
             await self.stop()
             raise
         if not reading.ready:
             await self.stop()
         return bool(reading.ready)
+
+    def _note(self, fault: BaseException) -> None:
+        """Note that it ends by this, if nobody has stopped it."""
+        if not self._is_over:
+            self._failed = type(fault).__name__
+
+    def _has_ended(self) -> bool:
+        """Return whether it has ended. Raises Stopped behind an error: not all of it was read."""
+        if self._failed:
+            raise Stopped(f"the replay ended by {self._failed}: go on with its checkpoint")
+        return self._is_over
 
     async def _home(self, key: str) -> str:
         """Return the only broker with messages of a key; "" for one that has moved, or is not known."""
@@ -243,6 +264,7 @@ class Replay:
 
     The order is that of each broker. A message that was published twice comes twice, with one id. Raises
     ChannelRefused 404 where the topic has no stream, 403 where the user may not read it, and LoginRefused.
+    Behind an error each further message raises Stopped.
     One thread at a time; it runs on a thread of its own.
     """
 
@@ -278,13 +300,16 @@ class Replay:
         return reading.take()
 
     def _fill(self) -> None:
-        if self._inner._is_over:
+        if self._inner._has_ended():
             raise StopIteration
         if self._loop is None:
             self._loop = LoopThread("messagebus-replay")
         is_more = False
         try:
             is_more = self._loop.run(self._inner._fill())
+        except BaseException as fault:  # KeyboardInterrupt, too
+            self._inner._note(fault)
+            raise
         finally:
             if not is_more:
                 self.stop()

@@ -531,6 +531,8 @@ class ReplayDriver:
         self._tasks = Tasks()
         self._woken = asyncio.Event()
         self._fault: Exception | None = None
+        self._is_stopped, self._ending = False, Tasks()
+        self._loop = asyncio.get_running_loop()
         self._began_s = time.monotonic()
         self._follower = wire.follow(subscription=str(stream), interval_s=30, on_list=self._on_list)
 
@@ -591,7 +593,7 @@ class ReplayDriver:
 
         Raises ReplayGap, NotReady, LoginRefused, ChannelRefused; what arrived before is returned first.
         """
-        while True:
+        while not self._is_stopped:
             found: list[Replayed] = []
             for reader in self._readers.values():
                 found += reader.arrived
@@ -605,6 +607,7 @@ class ReplayDriver:
                 return []
             self._woken.clear()
             await self._wait()
+        return []
 
     async def _wait(self) -> None:
         """Wait for an arrival, an end or a fault; for the first list only as long as for a broker."""
@@ -618,6 +621,15 @@ class ReplayDriver:
             if not self._readers:
                 raise NotReady(f"no consumer list within {self._away_s:g} s") from None
 
+    def abandon(self) -> None:
+        """Stop by itself, where nobody can wait for that; from any thread."""
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the loop is closed, and all of its tasks have ended
+            self._loop.call_soon_threadsafe(lambda: self._ending.spawn(self.stop()))
+
     async def stop(self) -> None:
+        self._is_stopped = True
+        self.wake()
         await self._follower.stop()
         await self._tasks.cancel()

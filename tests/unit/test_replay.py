@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from messagebus import (
     NotReady,
     PublisherConfig,
     ReplayGap,
+    Stopped,
     Stream,
     Topic,
 )
@@ -35,6 +38,7 @@ from messagebus.replay import behind, stream_ends
 from messagebus.testing import MemoryBus, queues
 from messagebus.testing.queues import MemoryStream
 from tests.support.eventually import eventually, eventually_async
+from tests.support.together import links_left
 
 WITHIN_S = 60.0
 POSITION = Position(7, 0, "seven", 1_000)
@@ -78,6 +82,62 @@ async def test_the_asyncio_replay_goes_on_with_what_comes_later(streamed: Memory
     assert sorted(found) == sorted(first + later)
     with pytest.raises(StopAsyncIteration):
         await anext(replay)
+
+
+async def test_a_stop_ends_the_wait_of_another_task_for_the_next_message(
+    streamed: MemoryBus,
+) -> None:
+    replay = streamed.async_replay("orders", until=None)
+    waiting = asyncio.create_task(anext(replay, None))
+    await asyncio.sleep(0)
+    await replay.stop()
+    assert await asyncio.wait_for(waiting, WITHIN_S) is None
+
+
+def test_a_stop_ends_the_wait_of_another_thread_for_the_next_message(streamed: MemoryBus) -> None:
+    with streamed.publisher() as publisher:
+        publisher.send_safe("orders", b"0")
+    replay, found = streamed.replay("orders", until=None), list[bytes]()
+    reading = threading.Thread(target=lambda: found.extend(each.body for each in replay))
+    reading.start()
+    eventually(lambda: found == [b"0"], within_s=WITHIN_S)
+    replay.stop()
+    reading.join(WITHIN_S)
+    assert not reading.is_alive()
+
+
+async def test_a_replay_goes_on_behind_a_wait_for_its_next_message_that_was_cancelled(
+    streamed: MemoryBus,
+) -> None:
+    async with (
+        streamed.async_publisher() as publisher,
+        streamed.async_replay("orders", until=None) as replay,
+    ):
+        for body in (b"0", b"1"):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(replay), 0.01)
+            await publisher.send_safe("orders", body)
+            assert (await anext(replay)).body == body
+
+
+async def test_a_replay_that_is_dropped_hangs_up(streamed: MemoryBus) -> None:
+    async def look() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(streamed.async_replay("orders", until=None)), 0.01)
+
+    await look()
+    gc.collect()
+    await eventually_async(lambda: not links_left(streamed), within_s=WITHIN_S)
+
+
+@pytest.mark.guarantee("replay-gap-is-told")
+def test_a_replay_that_an_error_ended_does_not_look_complete(streamed: MemoryBus) -> None:
+    streamed.stop_brokers()
+    with streamed.replay("orders", away_s=0.01) as away:
+        with pytest.raises(NotReady):
+            next(away)
+        with pytest.raises(Stopped, match="ended by NotReady: go on with its checkpoint"):
+            next(away)
 
 
 def test_a_replay_takes_nothing_from_a_subscription(streamed: MemoryBus) -> None:
