@@ -821,8 +821,8 @@ class AsyncConsumer:
         )
         ticking = Ticking(handling)
         ticking.start()
-        threads.start(concurrency)
         try:
+            threads.start(concurrency)
             await bridge.feed()
             return await asyncio.to_thread(threads.join, grace_s)
         finally:

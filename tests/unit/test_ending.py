@@ -28,6 +28,7 @@ from messagebus import (
     Published,
     Publisher,
     PublisherConfig,
+    RetryPolicy,
     Stopped,
 )
 from messagebus import publisher as publisher_module
@@ -560,6 +561,61 @@ def test_run_waits_for_its_handlers_as_long_as_they_take_where_its_grace_has_no_
                 consumer.run(lambda _delivery: None, grace_s=wrong)
         assert consumer.run(lambda _delivery: consumer.request_stop(), grace_s=float("inf")) == 0
     bus.assert_answered("orders", "a", count=1)
+
+
+@pytest.fixture
+def threads_max(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list whose number is how many more threads of handlers the system gives."""
+    left, start = [100], threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name.startswith("messagebus-worker"):
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    return left
+
+
+def test_every_run_that_overran_has_its_answer_where_no_thread_is_left_to_go_on(
+    bus: MemoryBus, threads_max: list[int]
+) -> None:
+    threads_max[0] = 2
+    go_on = threading.Event()
+
+    def hang(delivery: Delivery) -> None:
+        if delivery.body == b"2":
+            consumer.request_stop()
+        go_on.wait(WITHIN_S)
+
+    with bus.publisher() as publisher:
+        publisher.send_many("orders", [b"0", b"1", b"2"])
+    with bus.consumer("orders", subscription="a") as consumer, ThreadPoolExecutor(1) as pool:
+        once = RetryPolicy(attempts_max=1)
+        ran = pool.submit(consumer.run, hang, concurrency=2, time_limit_s=0.05, retry=once)
+        eventually(lambda: len(bus.parked("orders", "a")) == 2, within_s=WITHIN_S)
+        go_on.set()  # both keep their places, and take what follows
+        assert ran.result(WITHIN_S) == 0
+    assert len(bus.answers("orders", "a")) == 3
+
+
+async def test_a_run_that_gets_too_few_threads_says_so_and_leaves_none(
+    bus: MemoryBus, threads_max: list[int]
+) -> None:
+    threads_max[0] = 2
+    async with bus.async_consumer("orders", subscription="a") as consumer:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await consumer.run(lambda _delivery: None, concurrency=3)
+    with bus.consumer("orders", subscription="a") as blocking:
+        threads_max[0] = 2
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await asyncio.to_thread(blocking.run, lambda _delivery: None, concurrency=3)
+    await eventually_async(
+        lambda: not any("messagebus-worker" in each.name for each in threading.enumerate()),
+        within_s=WITHIN_S,
+    )
 
 
 @pytest.mark.parametrize("kind", ["publisher", "consumer"])

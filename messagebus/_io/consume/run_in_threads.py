@@ -88,7 +88,11 @@ class HandlerThreads:
         name = f"messagebus-worker-{next(self._numbers)}"
         worker = _Worker(target=self._work, name=name, daemon=True)
         self._workers.append(worker)
-        worker.start()
+        try:
+            worker.start()
+        except BaseException:  # no thread is to be had
+            self._workers.remove(worker)
+            raise
 
     def join(self, timeout_s: float) -> int:
         """Wait up to this time for the threads to end, not for overrun ones; then cancel their awaitables.
@@ -116,9 +120,13 @@ class HandlerThreads:
             if not self._handling.may_replace:
                 log.error("too many runs overran handler=%s: a thread less", self._handling.name)
                 return
+            try:
+                self._start()
+            except RuntimeError as fault:  # the slow one keeps its place
+                log.error("run overran handler=%s: a thread less: %s", self._handling.name, fault)
+                return
             slow.replaced = True
             self._workers.remove(slow)
-        self._start()
 
     def _goes_on(self, worker: _Worker) -> bool:
         """Return whether the thread keeps its place after a run that overran."""
