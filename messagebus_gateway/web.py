@@ -37,7 +37,7 @@ from messagebus.clock import monotonic_ms
 from messagebus.http.allowance import Places
 from messagebus.http.connections import source_of
 from messagebus.http.guard import Guard, Sender, has_bearer, has_own_header
-from messagebus.http.server import NAMES
+from messagebus.http.server import NAMES, ROOM
 from messagebus.message import BODY_BYTES_MAX
 from messagebus_gateway import streaming
 from messagebus_gateway.clients import Bus, Publishers
@@ -599,6 +599,8 @@ class _Web:
                 raise Problem(400, f"t: credit, publish, {', '.join(_ANSWERS)}")
             return await self._settle(socket, principal, what, frame)
 
+        if (take_room := socket.scope.get(ROOM)) is not None:
+            take_room(principal.bodies)
         try:
             known = PROTOCOL in socket.scope.get("subprotocols", ())
             await socket.accept(PROTOCOL if known else None)

@@ -7,13 +7,16 @@ as they arrive.
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
 
+from messagebus.http.allowance import Places
 from messagebus.http.connections import Bounded, Connection, Connections
-from messagebus.http.server import NAMES
+from messagebus.http.server import NAMES, ROOM
 
 __all__ = ["HttpTools", "WebSockets"]
 
@@ -106,12 +109,18 @@ def names_in(certificate: dict[str, Any] | None) -> tuple[str, ...]:
 
 
 class WebSockets(Bounded, WebSocketsSansIOProtocol):
-    """One WebSocket. Pings find out whether its client lives; everything that arrives shows it, too."""
+    """One WebSocket. Pings find out whether its client lives; everything that arrives shows it, too.
+
+    A message has as much time to arrive as the body of a request.
+    """
 
     def __init__(self, connections: Connections, **how: Any) -> None:
         super().__init__(**how)
         self._connection = Connection(connections)
         self._heard_s = 0.0
+        # Bytes of the message that is not whole; of these `_room` has those that it was asked for.
+        self._unfinished_bytes, self._room = 0, Places(2 * self.config.ws_max_size)
+        self._got_whole = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -120,12 +129,58 @@ class WebSockets(Bounded, WebSocketsSansIOProtocol):
 
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
+        if self.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            return
+        scope: Any = self.scope
+        scope[ROOM] = self._take_room
         if names := names_in(self.transport.get_extra_info("peercert")):
-            self.scope[NAMES] = names  # type: ignore[literal-required]
+            scope[NAMES] = names
+
+    def _take_room(self, room: Places) -> None:
+        self._holds(0)
+        self._room = room
 
     def data_received(self, data: bytes) -> None:
-        self._heard_s = self.loop.time()
+        self._heard_s, self._got_whole = self.loop.time(), False
         super().data_received(data)
+        if self.close_sent:
+            return
+        unfinished = len(self.conn.reader.buffer)
+        if self.frames:
+            unfinished = len(data) + (0 if self._got_whole else self._unfinished_bytes)
+        if self._got_whole or not unfinished or self.read_paused:
+            self._connection.works()
+        if unfinished and not self.read_paused:
+            self._connection.awaits(in_head=False)
+        if not self._holds(unfinished):
+            self._refuse(CloseCode.TRY_AGAIN_LATER, "too many bytes of messages arrive at once")
+
+    def _refuse(self, code: CloseCode, reason: str) -> None:
+        """Close; what still comes is read and dropped, since the client would not see the code otherwise."""
+        self._holds(0)
+        self._connection.works()
+        self.conn.fail(code, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.close_timer = self.loop.call_later(self.close_timeout, self.transport.close)
+
+    def send_receive_event_to_app(self) -> None:
+        self._got_whole = True
+        super().send_receive_event_to_app()
+
+    def _holds(self, size: int) -> bool:
+        """Hold so many bytes. False: there is no room for them."""
+        more = size - self._unfinished_bytes
+        if more > 0 and not self._room.enter(more):
+            return False
+        self._room.leave(max(0, -more))
+        self._unfinished_bytes = size
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._holds(0)
+        super().connection_lost(exc)
 
     def keepalive_timeout(self) -> None:
         # The answer to a ping waits behind what is not read yet.

@@ -19,10 +19,13 @@ from messagebus.http.listening import BACKLOG, Handshake, Tls
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-__all__ = ["ACCEPTED_AT_ONCE", "NAMES", "STOP_TIMEOUT_S", "Server"]
+__all__ = ["ACCEPTED_AT_ONCE", "NAMES", "ROOM", "STOP_TIMEOUT_S", "Server"]
 
 NAMES = "messagebus.names"
 """Entry of a request's scope: the names in its client's certificate."""
+
+ROOM = "messagebus.room"
+"""Entry of a WebSocket's scope: a function that takes the `Places` of its messages that are not whole."""
 
 STOP_TIMEOUT_S = 2
 KEEP_ALIVE_S = 75

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -139,3 +142,62 @@ async def test_who_may_not_and_pages_of_other_sites_are_refused_before_it_opens(
             await say(socket, "publish", to="orders", body="x")
             assert (await hear(socket, "error"))["status"] == 403
     assert statuses == [401, 403, 403, 400]
+
+
+HEAD = (
+    f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+def text_frame(body: bytes, size: int, *, is_last: bool = True) -> bytes:
+    """Return the beginning of a frame of text, masked by zeros."""
+    return struct.pack("!BBQ", 0x80 * is_last | 1, 0x80 | 127, size) + bytes(4) + body
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_messages_that_hold_back_their_end_are_bounded_together_for_each_principal(
+    is_last: bool, tmp_path: Path
+) -> None:
+    rights = {"consume": ["orders/billing"], "publish": ["orders"]}
+    entries = [token_entry(name, name, **rights) for name in ("shop", "other")]
+    file = write_tokens(tmp_path / "tokens.toml", *entries)
+    limits = {"bodies_bytes_max": 1_000_000}
+    async with gateway_on(make_bus(), tokens_file=str(file), limits=limits) as served:
+        body = b" " * 400_000
+        frame = text_frame(body, len(body) + is_last, is_last=is_last)
+        held = []
+        for _ in range(4):
+            head = f"{HEAD}Authorization: Bearer shop\r\n\r\n"
+            reader, writer = await served.connect(head.encode())
+            assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+            writer.write(frame)
+            held.append((reader, writer))
+        answers = [asyncio.create_task(reader.readexactly(4)) for reader, _ in held]
+        await eventually_async(lambda: sum(each.done() for each in answers) == 2, within_s=60)
+        refused = [each.result() for each in answers if each.done()]
+        assert {struct.unpack("!xxH", each)[0] for each in refused} == {1013}
+        token = {"Authorization": "Bearer other"}
+        async with opened(served, additional_headers=token) as socket:
+            for number in range(3):
+                await say(socket, "publish", to="orders", body="x" * 900_000, id=f"o-{number}")
+                assert (await hear(socket, "outcome"))["outcome"] == "confirmed"
+        for each in answers:
+            each.cancel()
+        for _, writer in held:
+            writer.close()
+        room = served.gateway._people.by_name()["shop"].bodies
+        await eventually_async(lambda: not room.taken, within_s=60)
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
+async def test_a_message_that_holds_back_its_end_is_hung_up_on_at_its_time() -> None:
+    async with gateway_on(make_bus(), limits={"request_s": 0.5}) as served:
+        reader, writer = await served.connect(f"{HEAD}\r\n".encode())
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(text_frame(b"{", 2))
+        async with asyncio.timeout(15):  # before any ping
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
