@@ -176,7 +176,8 @@ class RelayStats:
     up by it. held: rows in memory; in_flight: of these, published and without an end. shards: parts of the
     outbox that this relay has, of 16. database_faults: calls of the database that failed.
     Of the whole table, some seconds old: rows_waiting: added and not published; rows_retrying: of these,
-    failed before; rows_parked; oldest_s: age of the oldest row that waits, None when none does.
+    failed before; rows_parked; None before the first count, and while the database does not answer.
+    oldest_s: age of the oldest row that waits, None when none does.
     """
 
     published: int
@@ -186,9 +187,9 @@ class RelayStats:
     in_flight: int
     shards: int
     database_faults: int
-    rows_waiting: int
-    rows_retrying: int
-    rows_parked: int
+    rows_waiting: int | None
+    rows_retrying: int | None
+    rows_parked: int | None
     oldest_s: float | None
 
 

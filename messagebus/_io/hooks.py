@@ -83,7 +83,10 @@ class HookChain:
         given = []
         for hook in self._hooks:
             try:
-                message = hook.publishing(destination, message)
+                made: object = hook.publishing(destination, message)
+                if not isinstance(made, Message):
+                    raise TypeError(f"publishing returned {type(made).__name__}, not a Message")
+                message = made
             except Exception as fault:  # no error of a hook may lose the message
                 self._failed("publishing", hook, fault)
             given.append(message)

@@ -180,7 +180,8 @@ class AsyncRelay:
         # The time to try one row that wants two brokers, where there was one; 0 while there are two.
         self._second_at_ms = 0
         self._faults = self._faults_in_row = 0
-        self._counts = (0, 0, 0)
+        # Of the table; None while it is not known.
+        self._counts: tuple[int, int, int] | None = None
         self._oldest_ms: int | None = None
         self._count_at_ms = 0
         self._stopping, self._ending = False, OneStop()
@@ -321,7 +322,7 @@ class AsyncRelay:
 
     def stats(self) -> RelayStats:
         """Return a snapshot. Counts of the table are some seconds old."""
-        waiting, retrying, parked_rows = self._counts
+        waiting, retrying, parked_rows = self._counts or (None, None, None)
         oldest = self._oldest_ms
         return RelayStats(
             published=self._rows.published,
@@ -439,6 +440,7 @@ class AsyncRelay:
     async def _database_failed(self, fault: _Away) -> None:
         self._faults += 1
         self._faults_in_row += 1
+        self._counts, self._oldest_ms, self._count_at_ms = None, None, 0
         if self._faults_in_row % LOGGED_EVERY == 1:
             cause = fault.__cause__ or fault
             log.warning(

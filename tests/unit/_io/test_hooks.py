@@ -157,6 +157,23 @@ def test_a_hook_that_fails_harms_neither_the_message_nor_the_others(
     ]
 
 
+@pytest.mark.parametrize("returned", [None, "x"])
+def test_a_hook_that_returns_no_message_harms_neither_the_message_nor_the_others(
+    returned: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Forgetful(Hooks):
+        def publishing(self, destination: str, message: Message) -> Message:
+            return returned  # type: ignore[no-any-return]
+
+    notes: list[Any] = []
+    chain = HookChain([Forgetful(), Noting("a", notes)])
+    message, watched = chain.publishing(SHAPE, b"x", None, None)
+    assert message.headers == {"a": "orders"}
+    watched.set_result(Published(message.message_id, Outcome.CONFIRMED, Durability.FSYNC))
+    assert notes == [("a", "confirmed", True)]
+    assert "hook failed hook=Forgetful where=publishing" in caplog.text
+
+
 def test_failures_are_told_again_after_many(caplog: pytest.LogCaptureFixture) -> None:
     chain = HookChain([Failing()])
     with caplog.at_level(logging.WARNING, "messagebus.hooks"):

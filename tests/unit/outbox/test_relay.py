@@ -18,6 +18,7 @@ from messagebus.core import relay as core_relay
 from messagebus.core.relay import End
 from messagebus.dialects import dialect_named
 from messagebus.outbox import AsyncRelay, Outbox, RelayConfig
+from messagebus.outbox.relay import _Away
 from messagebus.outbox.table import Table
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
@@ -422,3 +423,16 @@ async def test_a_count_that_takes_long_is_rare(shop: Shop, monkeypatch: pytest.M
     await relay._count()
     assert relay._count_at_ms - clock[0] == 60_000
     assert relay.stats().rows_waiting == 0
+
+
+async def test_counts_of_a_table_that_does_not_answer_are_unknown_and_not_zero(shop: Shop) -> None:
+    add(shop, b"1", b"2")
+    relay = shop.relay()
+    assert relay.stats().rows_waiting is None
+    await relay._count()
+    assert relay.stats().rows_waiting == 2
+    await relay._database_failed(_Away())
+    stats = relay.stats()
+    assert (stats.rows_waiting, stats.rows_retrying, stats.rows_parked) == (None, None, None)
+    assert relay._count_at_ms == 0
+    await relay._session.close()
