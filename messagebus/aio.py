@@ -279,7 +279,7 @@ class AsyncPublisher:
     ) -> list[Published]:
         """Publish several payloads together, as `Publisher.send_many` does."""
         failed: Exception | None = None
-        payloads = checked_payloads(payloads)
+        payloads = checked_payloads(payloads, options)
         if self._hooks is not None:
             ends: list[asyncio.Future[Published]] = []
             with self._hooks.publishing_many(self._outgoing.name_of(destination)):

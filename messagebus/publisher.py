@@ -357,11 +357,12 @@ class Publisher:
     ) -> list[Published]:
         """Publish all in flight together; return their ends, in order. Raises as `submit`.
 
+        options: without message_id, which is for a single message: MessageInvalid.
         timeout_s: for each of them. When one is not accepted, or payloads raises an error, that error is
         raised after all before it have ended, and its attribute `ends` has their ends, in order.
         """
         failed: Exception | None = None
-        payloads = checked_payloads(payloads)
+        payloads = checked_payloads(payloads, options)
         self._intake.refuse_here()
         if self._hooks is not None:
             ends: list[Future[Published]] = []

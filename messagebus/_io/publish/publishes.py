@@ -158,8 +158,16 @@ def _whole_ms(name: str, seconds: object) -> int:
     return -int(-seconds * 1000 // 1)
 
 
-def checked_payloads(payloads: Iterable[Payload]) -> Iterable[Payload]:
-    """Return the payloads of one call. Raises MessageInvalid for one payload, which would go in pieces."""
+def checked_payloads(payloads: Iterable[Payload], options: Options) -> Iterable[Payload]:
+    """Return the payloads of one call.
+
+    Raises MessageInvalid for one payload, which would go in pieces, and for one id of them all: deduplication
+    would take each but the first for a copy of it.
+    """
+    if options.get("message_id"):
+        raise MessageInvalid(
+            "message_id is for a single message: give each payload its own, as Message(..., message_id=...)"
+        )
     if isinstance(payloads, str | bytes | bytearray | memoryview | Mapping | Message):
         raise MessageInvalid(
             f"payloads is {type(payloads).__name__}: a list of payloads wanted; send_safe takes one"
