@@ -339,6 +339,18 @@ def is_dead(view: View, name: str) -> str:
 
 
 @as_check
+def its_agent_answers(view: View, name: str) -> str:
+    """Check that a broker's agent answers, as every agent must to get another list. Raises Blocked."""
+    try:
+        view.health(name)
+    except NoAnswer as fault:
+        raise Blocked(
+            f"{fault}: start it first; if its host does not come back, `ops replace {name}`"
+        ) from None
+    return ""
+
+
+@as_check
 def nobody_answers(view: View) -> str:
     """Check that there is no cluster yet: no agent of the inventory answers. Raises Blocked when one does."""
     for node in view.nodes:

@@ -93,12 +93,15 @@ def plan(target: Target, view: View, nodes: Supervisor, how: Drain) -> Plan:
 
 
 def others_serve(target: Target, view: View, how: Drain) -> Step:
-    """Make the step that checks that enough brokers are left without it."""
+    """Make the step that checks that its agent can follow, and enough brokers are left without it."""
     wanted = how.serving_min
     return Step(
         name=f"see that others take publishes without {target.name}",
         until=f"{wanted} of them {'does' if wanted == 1 else 'do'}",
-        check=checks.others_serve(view, {target.name}, wanted=wanted),
+        check=checks.every(
+            checks.its_agent_answers(view, target.name),
+            checks.others_serve(view, {target.name}, wanted=wanted),
+        ),
     )
 
 

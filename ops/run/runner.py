@@ -63,8 +63,9 @@ def carry_out(
         try:
             remark, proof = _do(step, runner, journal, show)
         except PlanFailed:
-            if not journal.done and (step.only_looks or not step.commands):
-                journal.finish()  # the step only looked, and nothing was begun
+            begun = plan.steps[: plan.steps.index(step) + 1]
+            if all(each.only_looks or not each.commands for each in begun):
+                journal.finish()  # they only looked, and nothing was begun
             raise
         took_s = time.monotonic() - began
         if step.name not in journal.done:
@@ -93,7 +94,10 @@ def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], N
                 runner.run(command)
             except CommandFailed as fault:
                 if step.name in complete:
-                    raise PlanFailed(f"undo {step.name}", str(fault)) from fault
+                    told = (
+                        f"{fault}; the same command goes on, --abandon closes the run as it stands"
+                    )
+                    raise PlanFailed(f"undo {step.name}", told) from fault
                 say(f"           {fault}")
         if step.name in complete:
             journal.take_back(step.name)

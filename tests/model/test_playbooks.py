@@ -329,6 +329,31 @@ def test_no_operator_ever_erases_a_confirmed_message_of_a_live_broker_and_each_r
     assert next(violations(world_of, RUNS), "") == ""
 
 
+@pytest.mark.guarantee("playbook-killed-anywhere")
+@pytest.mark.parametrize("word", ["restart", "remove", "upgrade"])
+def test_nothing_is_begun_with_a_dead_broker_and_the_command_for_it_is_said(
+    word: str, world_of: Callable[[int], World]
+) -> None:
+    world = world_of(1)
+    world.cluster.die("mb2")
+    listed = world.cluster.listed_text
+    assert "`ops replace mb2`" in world.play(word, "mb2", yes=True)
+    assert not open_runs(world.file.parent / "journal", but="")
+    assert world.cluster.listed_text == listed
+    assert world.play("replace", "mb2", yes=True) == ""
+
+
+def test_an_undo_that_a_dead_broker_stops_says_how_the_run_is_closed(
+    world_of: Callable[[int], World],
+) -> None:
+    world = world_of(1)
+    world.killed(20, "restart", "mb2", yes=True)
+    world.cluster.die("mb2")
+    assert "--abandon" in world.play("restart", "mb2", yes=True, undo=True)
+    assert world.play("restart", "mb2", yes=True, abandon=True) == "Exit"
+    assert world.play("replace", "mb2", yes=True) == ""
+
+
 def nothing(*_words: object, **_more: object) -> Any:
     return None
 
