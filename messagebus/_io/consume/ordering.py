@@ -146,7 +146,12 @@ class Ordering:
             self._wake_later()
 
     def parks(self, delivery: Delivery, headers: Mapping[str, Header]) -> None:
-        """Count a gap in its order; with PARK_KEY in the headers its key is parked."""
+        """Count a gap in its order; with PARK_KEY in the headers its key is parked.
+
+        Over a link that has ended it is not parked: it comes again, and runs again.
+        """
+        if not delivery._ledger.is_live:
+            return
         self.gaps += 1
         if PARK_KEY in headers and not self.keyed.park(delivery):
             log.error("too many keys are parked message=%s", printable(delivery.message_id))

@@ -15,7 +15,7 @@ from messagebus._io.consume import run_on_loop
 from messagebus._io.consume.ordering import Ordering, key_of
 from messagebus._io.consume.run_in_threads import AHEAD, Bridge
 from messagebus._io.consume.run_on_loop import LoopWatch, _watches, watched
-from messagebus._io.consume.runs import STOP_MS
+from messagebus._io.consume.runs import PARK_KEY, STOP_MS
 from messagebus._io.loop import starved_s
 from messagebus.destination import Queue
 from messagebus.handling import park_headers, retry_headers
@@ -136,6 +136,24 @@ async def test_a_rejected_one_is_a_gap_and_the_next_goes_on() -> None:
     (first,) = bench.taken()
     assert bench.inbox.nack(first, requeue=False)
     assert (bench.bodies(), bench.order.gaps, bench.transport.nacks) == (["a2"], 1, [(1, False)])
+
+
+@pytest.mark.parametrize("answer", ["park", "reject"])
+async def test_what_is_parked_over_a_lost_link_is_no_gap_and_runs_again_before_its_key_is_parked(
+    answer: str,
+) -> None:
+    bench = OrderedBench()
+    bench.arrive("a1", "a2")
+    (first,) = bench.taken()
+    bench.relink()
+    bench.arrive("a1", "a2")
+    if answer == "park":
+        headers = {**park_headers(first, "failed", ""), PARK_KEY: True}
+        assert not await bench.inbox.park(first, headers=headers)
+    else:
+        assert not bench.inbox.nack(first, requeue=False)
+    assert bench.bodies() == ["a1"]
+    assert (bench.order.gaps, bench.order.keyed.parked) == (0, 0)
 
 
 @pytest.mark.parametrize("stored", [True, False])
