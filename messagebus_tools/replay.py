@@ -26,7 +26,7 @@ from messagebus.commands.options import Duration, NumberRange, bus_settings
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.destination import Subscription, parse_destination
 from messagebus.envelope import Layout, as_envelope, write_envelope
-from messagebus.errors import ReplayGap, TopologyError
+from messagebus.errors import MessageBusError, ReplayGap, TopologyError
 from messagebus.files import write_whole
 from messagebus.replay import AsyncReplay, Checkpoint, Replayed, Since
 from messagebus.terminal import plural, say
@@ -121,6 +121,9 @@ def replay(
     except ReplayGap as gap:
         say(f"messagebus: {gap}; --on-gap time goes on", err=True)
         ended = Exit.PARTLY
+    except MessageBusError:
+        say(f"replayed {plural(work.done, 'message')}", err=True)
+        raise
     if to is not None or ended is not Exit.DONE:
         say(f"replayed {plural(work.done, 'message')}", err=True)
     return ended
@@ -187,10 +190,13 @@ class _Work:
         await self._send(group, send)
 
     async def _send(self, group: list[Replayed], send: Send) -> None:
-        """Send a group, then write the checkpoint behind it."""
-        await asyncio.gather(*(send(each) for each in group))
+        """Send a group, then write the checkpoint behind it. Raises its first fault when all have ended."""
+        ends = await asyncio.gather(*(send(each) for each in group), return_exceptions=True)
+        faults = [end for end in ends if isinstance(end, BaseException)]
         sys.stdout.flush()
-        self.done += len(group)
+        self.done += len(group) - len(faults)
+        if faults:
+            raise faults[0]
         group.clear()
         if self._file is not None:
             write_whole(self._file, f"{self._reading.checkpoint()}\n", mode=None)
