@@ -168,17 +168,22 @@ class Monitor:
     def _guarded(self, address: Address) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             who = self.who(request)
-            # The name is one that was proved.
-            client = f"{source_of(self.address(request))} {who.name}"
             is_refused = who.role < address.role
-            cost = 1 if is_refused else address.cost
-            if not self._requests.take(client, round(self._clock() * 1000), cost):
-                return PlainTextResponse("too many requests\n", 429, {"Retry-After": "1"})
+            if too_many := self._charge(request, who, 1 if is_refused else address.cost):
+                return too_many
             if is_refused:
                 return self._refused(request, who)
             return await address.endpoint(self, request, who)
 
         return endpoint
+
+    def _charge(self, request: Request, who: Principal, cost: int) -> Response | None:
+        """Take of a client's allowance; or return the refusal."""
+        # The name is one that was proved.
+        client = f"{source_of(self.address(request))} {who.name}"
+        if self._requests.take(client, round(self._clock() * 1000), cost):
+            return None
+        return PlainTextResponse("too many requests\n", 429, {"Retry-After": "1"})
 
     def _refused(self, request: Request, who: Principal) -> Response:
         wants_page = "text/html" in request.headers.get("accept", "")
@@ -219,7 +224,9 @@ class Monitor:
         return _html(self._renderer.render(template, shown).html, status)
 
     async def _not_found(self, request: Request, _fault: Exception) -> Response:
-        return self.tell(request, self.who(request), "Not there", "There is no such page.", 404)
+        who = self.who(request)
+        text = "There is no such page."
+        return self._charge(request, who, 1) or self.tell(request, who, "Not there", text, 404)
 
     def login_page(self, request: Request, to: str, complaint: str, status: int) -> Response:
         """Return the page that asks who somebody is."""

@@ -375,6 +375,15 @@ async def test_one_client_has_as_many_pages_rendered_as_leave_time_for_others(
         assert (await other.get("/")).status_code == 200
 
 
+@pytest.mark.guarantee("slow-connections-are-bounded")
+@pytest.mark.parametrize("path", ["/nothing", "/static/nothing.js"])
+async def test_requests_for_what_is_not_there_count_as_all_others(
+    path: str, open_page: httpx.AsyncClient
+) -> None:
+    codes = [(await open_page.get(path)).status_code for _ in range(210)]
+    assert (codes.count(404), codes.count(429)) == (200, 10)
+
+
 class Hostile(MadeUp):
     """A bus in which everything that others name is hostile."""
 
