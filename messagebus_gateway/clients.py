@@ -157,8 +157,7 @@ class Publishers:
     @asynccontextmanager
     async def of(self, principal: Principal) -> AsyncIterator[AsyncPublisher]:
         """Use a principal's publisher. Raises Problem 401, 403 and 503."""
-        if principal.over.is_set():  # while the body came
-            raise Problem(403, f"{principal.name} lost its rights meanwhile", outcome="not sent")
+        principal.check_lasts()
         if principal.login is None:
             yield self.own
             return

@@ -67,6 +67,11 @@ class Principal:
         patterns: tuple[str, ...] = getattr(self, right)
         return any(fnmatch.fnmatchcase(name, each) for each in patterns)
 
+    def check_lasts(self) -> None:
+        """Raise Problem 403 when its rights were taken, while a body came for one."""
+        if self.over.is_set():
+            raise Problem(403, f"{self.name} lost its rights meanwhile", outcome="not sent")
+
     def has_rights_of(self, other: Principal) -> bool:
         """Return whether another one may do the same, as fast."""
         mine, theirs = (

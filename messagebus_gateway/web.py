@@ -331,6 +331,7 @@ class _Web:
                     async with self._turn(request, principal):
                         room = principal.bodies if _is_small(request) else None
                         for each in await read_events(request, timeout_s, room):
+                            principal.check_lasts()
                             principal.charge(1, monotonic_ms())
                             await batch.add(each)
                 elif media in (NDJSON, "application/ndjson", "application/jsonl"):
@@ -409,6 +410,7 @@ class _Web:
         timeout_s: float,
     ) -> None:
         """Publish lines that were read, with their numbers; as many together as have no options."""
+        principal.check_lasts()
         together: list[bytes | Message] = []
         has_rate = principal.bucket.rate_per_s > 0
         before = len(batch)

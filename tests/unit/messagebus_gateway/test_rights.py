@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,54 @@ async def test_leases_of_a_token_that_is_gone_come_again_to_others(tmp_path: Pat
         await eventually_async(lambda: not len(served.gateway.pulls.leases), within_s=60)
         served.http.headers["Authorization"] = "Bearer other"
         assert [each["id"] for each in await served.pull()] == [found[0]["id"]]
+
+
+@pytest.mark.guarantee("rights-end-when-taken")
+@pytest.mark.parametrize(
+    ("path", "media"),
+    [
+        ("messages:batch", "application/x-ndjson"),
+        ("messages:batch?whole=1", "application/x-ndjson"),
+        ("messages:batch", "application/cloudevents-batch+json"),
+        ("messages", "text/plain"),
+    ],
+)
+async def test_what_comes_after_the_rights_were_taken_is_not_published(
+    path: str, media: str, tmp_path: Path
+) -> None:
+    file = write_tokens(tmp_path / "tokens.toml", token_entry("shop", "s", publish=["orders"]))
+    bus, go_on = make_bus(), asyncio.Event()
+    event = b'{"specversion": "1.0", "id": "1", "type": "t", "source": "/s"}'
+    first, rest = b"[", event + b"]"
+    if "json" not in media:
+        first, rest = b"x", b"y"
+    elif "ndjson" in media:
+        first, rest = b'{"body": "before"}\n', b'{"body": "after"}\n'
+
+    async def body() -> AsyncIterator[bytes]:
+        yield first
+        await go_on.wait()
+        yield rest
+
+    async with gateway_on(bus, tokens_file=str(file)) as served:
+        shop = served.gateway._people.by_name()["shop"]
+        sending = asyncio.create_task(
+            served.http.post(
+                f"/v1/topics/orders/{path}",
+                content=body(),
+                headers={"authorization": "Bearer s", "content-type": media},
+            )
+        )
+        await eventually_async(lambda: shop.requests.taken == 1, within_s=60)
+        before = int("ndjson" in media and "whole" not in path)
+        await eventually_async(lambda: len(bus.published("orders")) == before, within_s=60)
+        replace_tokens(file, token_entry("other", "o", publish=["orders"]))
+        await shop.over.wait()
+        go_on.set()
+        answer = await sending
+        assert answer.status_code == 403
+        assert answer.json().get("confirmed", 0) == before
+    assert len(bus.published("orders")) == before
 
 
 @pytest.mark.guarantee("rights-end-when-taken")
