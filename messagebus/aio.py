@@ -665,10 +665,14 @@ class AsyncConsumer:
             else replace(self._config, prefetch=prefetch).prefetch
         )
 
-    async def __aiter__(self) -> AsyncIterator[Delivery]:
-        """Yield deliveries until the consumer is stopped."""
-        while (delivery := self.receive_immediate() or await self._receive()) is not None:
-            yield delivery
+    def __aiter__(self) -> AsyncIterator[Delivery]:
+        """Return an iterator over the deliveries until the consumer is stopped.
+
+        A wait for the next one may be cancelled: the one after it goes on.
+        """
+        driver = self._started()
+        take = self.receive_immediate if self._config.at_most_once else driver.take
+        return _Deliveries(take, self._receive)
 
     async def run(
         self,
@@ -939,6 +943,28 @@ class AsyncConsumer:
         if self._driver is None:
             raise Stopped("not started")
         return self._driver
+
+
+class _Deliveries:
+    """Iterator over deliveries. No generator: a wait that is cancelled would end it, as the stop does."""
+
+    __slots__ = ("_receive", "_take")
+
+    def __init__(
+        self,
+        take: Callable[[], Delivery | None],
+        receive: Callable[[], Awaitable[Delivery | None]],
+    ) -> None:
+        self._take, self._receive = take, receive
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        delivery = self._take() or await self._receive()
+        if delivery is None:
+            raise StopAsyncIteration
+        return delivery
 
 
 class _Singles:

@@ -20,6 +20,7 @@ from messagebus import (
     BacklogFull,
     ConfigError,
     Consumer,
+    ConsumerConfig,
     Delivery,
     Hooks,
     Message,
@@ -490,6 +491,27 @@ async def test_a_consumers_stop_that_was_cancelled_goes_on_and_is_waited_for(
     assert await consumer.stop(0) == 1, "the delivery without an answer"
     assert not links_left(bus)
     assert bus.waiting("orders", "a") == 20
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+async def test_a_wait_of_an_iteration_that_was_cancelled_does_not_end_it(
+    bus: MemoryBus, at_most_once: bool
+) -> None:
+    config = ConsumerConfig(at_most_once=at_most_once)
+    async with (
+        bus.async_publisher() as publisher,
+        bus.async_consumer("orders", subscription="a", config=config) as consumer,
+    ):
+        deliveries = aiter(consumer)
+        for body in (b"0", b"1"):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(deliveries), 0.01)
+            await publisher.send_safe("orders", body)
+            delivery = await anext(deliveries)
+            assert delivery.body == body
+            assert consumer.ack(delivery)
+    with pytest.raises(StopAsyncIteration):
+        await anext(deliveries)
 
 
 async def test_a_publishers_stop_that_was_cancelled_goes_on_and_is_waited_for(
