@@ -30,7 +30,7 @@ from messagebus.envelope import tagged
 from messagebus_gateway.clients import Bus
 from messagebus_gateway.config import Limits
 from messagebus_gateway.demand import LINGER_MS, TICK_MS, Demand, LetGo, Rest
-from messagebus_gateway.leases import Lease, Leases
+from messagebus_gateway.leases import DONE, STALE, Lease, Leases
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem
 
@@ -151,6 +151,7 @@ class Pulls:
         self._opening: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
+        self._answering: dict[str, asyncio.Future[dict[str, str]]] = {}  # by token
         self._closing: set[asyncio.Task[int]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self.expired = 0
@@ -265,13 +266,29 @@ class Pulls:
             ends = [self.leases.extend(t, principal.name, monotonic_ms(), lease_ms) for t in tokens]
             return [each if isinstance(each, str) else "done" for each in ends]
         taken = [self.leases.take(token, principal.name, what) for token in tokens]
-        if what == "ack" and how.get("confirmed"):
-            answers = await self._ack_safe(taken)
-        else:
-            answers = await self._answer(what, taken, how)
-        for lease, end in zip(taken, answers, strict=True):
-            if isinstance(lease, Lease) and end != "done":
-                self.leases.failed(lease)
+        # Answers to the same leases whose end is not known yet: of another request, or before in this one.
+        before = {each: found for each in tokens if (found := self._answering.get(each))}
+        pairs = zip(tokens, taken, strict=True)
+        told = {token: STALE for token, lease in pairs if isinstance(lease, Lease)}
+        ended: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        self._answering |= dict.fromkeys(told, ended)
+        try:
+            if what == "ack" and how.get("confirmed"):
+                answers = await self._ack_safe(taken)
+            else:
+                answers = await self._answer(what, taken, how)
+            for token, lease, end in zip(tokens, taken, answers, strict=True):
+                if isinstance(lease, Lease):
+                    told[token] = end
+                    if end != DONE:
+                        self.leases.failed(lease)
+        finally:
+            for token in told:
+                del self._answering[token]
+            ended.set_result(told)
+        for place, (token, lease) in enumerate(zip(tokens, taken, strict=True)):
+            if lease == DONE and (other := before.get(token, ended if token in told else None)):
+                answers[place] = (await asyncio.shield(other))[token]
         return answers
 
     async def _answer(

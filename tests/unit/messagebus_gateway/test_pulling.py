@@ -803,3 +803,34 @@ def test_a_header_of_another_client_spoils_no_answer(value: Any, told: Any) -> N
     object.__setattr__(delivery.message, "headers", {"h": value})
     lease = Lease("token", "shop", Held(None, delivery), 0, 1)  # type: ignore[arg-type]
     assert decode_json(encoded(as_json(lease)))["headers"] == {"h": told}
+
+
+@pytest.mark.parametrize(
+    ("what", "call"), [("ack?confirmed=1", "ack_safe"), ("retry", "retry"), ("park", "park")]
+)
+@pytest.mark.parametrize("succeeds", [True, False])
+async def test_an_answer_that_is_sent_again_before_its_end_is_known_is_told_that_end(
+    what: str, call: str, succeeds: bool
+) -> None:
+    async with gateway_on(make_bus()) as served:
+        await served.publish("x")
+        found = await served.pull()
+        (reader,) = served.gateway.pulls.readers.values()
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(*_: object, **__: object) -> bool:
+            asked.set()
+            await go_on.wait()
+            return succeeds
+
+        setattr(reader.consumer, call, slow)
+        first = asyncio.create_task(served.answer(what, found))
+        await asked.wait()
+        again = [asyncio.create_task(served.answer(what, found * n)) for n in (1, 2)]
+        requests = served.gateway.metrics
+        try:
+            await eventually_async(lambda: requests.in_flight == 3, within_s=60)
+        finally:
+            go_on.set()
+        ends = [each["answer"] for one in (first, *again) for each in (await one).json()["leases"]]
+        assert ends == 4 * ["done" if succeeds else "stale"]
