@@ -652,7 +652,7 @@ def _age_ms(delivery: Delivery) -> int:
     if age_ms < REMEMBER_MS_MIN:
         return age_ms
     # It was not to be handled before: nobody can have forgotten that it was.
-    if _REDRIVEN in delivery._properties:
+    if _REDRIVEN in delivery._properties and REDRIVEN in delivery._library_headers:
         return 0
     if STEP_MARK in delivery._properties:
         due_ms = read_due_ms(read_headers(delivery._properties))

@@ -279,4 +279,5 @@ def _ledger_of(delivery: Delivery) -> Ledger:
 
 
 def _is_redriven(delivery: Delivery) -> bool:
-    return _REDRIVEN in delivery._properties
+    # The bytes may stand in any property: whoever publishes writes what he likes there.
+    return _REDRIVEN in delivery._properties and REDRIVEN in delivery._library_headers

@@ -144,6 +144,8 @@ def test_a_delayed_message_is_as_old_as_the_time_since_it_was_due() -> None:
 
 def test_a_redriven_message_is_never_too_old() -> None:
     assert _age_ms(raw_delivery(mb_redriven=1)) == 0
+    named = raw_delivery(n="mb-redriven")
+    assert _age_ms(named) > 1_000, "its words alone are no redriving"
 
 
 class Strange(MemoryStore):

@@ -17,6 +17,7 @@ from messagebus._io.consume.run_in_threads import AHEAD, Bridge
 from messagebus._io.consume.run_on_loop import LoopWatch, _watches, watched
 from messagebus._io.consume.runs import PARK_KEY, STOP_MS
 from messagebus._io.loop import starved_s
+from messagebus.core.parking import REDRIVEN
 from messagebus.destination import Queue
 from messagebus.handling import park_headers, retry_headers
 from messagebus.message import Delivery, Message
@@ -136,6 +137,19 @@ async def test_a_rejected_one_is_a_gap_and_the_next_goes_on() -> None:
     (first,) = bench.taken()
     assert bench.inbox.nack(first, requeue=False)
     assert (bench.bodies(), bench.order.gaps, bench.transport.nacks) == (["a2"], 1, [(1, False)])
+
+
+async def test_a_parked_key_is_lifted_by_the_header_of_a_redriven_message_and_by_no_other_words() -> (
+    None
+):
+    bench = OrderedBench()
+    bench.arrive("a1")
+    (first,) = bench.taken()
+    headers = {**park_headers(first, "failed", ""), PARK_KEY: True}
+    assert await bench.inbox.park(first, headers=headers)
+    words = Message(body=b"", key="a", correlation_id=REDRIVEN, headers={"n": REDRIVEN})
+    bench.transport.on_contents([(2, False, encode(words, "a2", 17), b"a2")])
+    assert (bench.bodies(), bench.order.keyed.parked) == ([], 1)
 
 
 @pytest.mark.parametrize("answer", ["park", "reject"])
