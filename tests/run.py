@@ -40,7 +40,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 # The part that waits for brokers. The others run one after the other beside it.
 WAITS = "real"
 # Several files of a part run at once, the longest first (tests/conftest.py): most of their time is waiting.
-FILES_AT_ONCE = {WAITS: 3, "unit": 3}
+FILES_AT_ONCE = {WAITS: 3, "unit": 2}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED, NO_TESTS = 1, 5  # pytest's exit codes
 LATE_MAX = 2  # tests of a whole run that may pass at their second try only
