@@ -322,7 +322,9 @@ def violations(world_of: Callable[[int], World], runs: int) -> Iterator[str]:
             yield f"seed {seed}: {fault}; {'; '.join(world.told)}; ran {ran}"
 
 
-@pytest.mark.guarantee("playbook-killed-anywhere", "erased-by-its-own-word")
+@pytest.mark.guarantee(
+    "playbook-killed-anywhere", "erased-by-its-own-word", "restart-upgrade-replace"
+)
 def test_no_operator_ever_erases_a_confirmed_message_of_a_live_broker_and_each_run_has_a_way_out(
     world_of: Callable[[int], World],
 ) -> None:
