@@ -3,11 +3,13 @@
     python -m tests.run          what `make test` runs: a test that fails, fails it
     python -m tests.run --all    the same, then everything else: style, types, other releases
 
-The parts are in `tests.tiers`. Each is a pytest of its own, with clusters of its own: those that wait for
-brokers run beside those that wait for little. With --all a failed test is run once more, by itself, when
-all are done: on a shared machine a broker that is killed is not always in time. Such a test is named with its
-first failure, and more than LATE_MAX of them fail the run. The end says where the time went. It names the
-files that take a third more than in tests/durations.json, which --all writes anew when nothing has failed.
+The parts are in `tests.tiers`. Each is a pytest of its own, with clusters of its own. The one that waits for
+brokers runs beside all others, which take little or have no server.
+
+With --all a failed test is run once more, by itself, when all are done: on a shared machine a broker that is
+killed is not always in time. Such a test is named with its first failure, and more than LATE_MAX of them fail
+the run. The end says where the time went. It names the files that take a third more than in
+tests/durations.json, which --all writes anew when nothing has failed.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -37,8 +40,8 @@ from tests.support import eventually, starts
 from tests.support.examples import THOROUGH
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-# The part that waits for brokers. The others run one after the other beside it.
-WAITS = "real"
+# The part that waits for brokers. The others run beside it, two at a time.
+WAITS, BESIDE = "real", 2
 # Several files of a part run at once, the longest first (tests/conftest.py): most of their time is waiting.
 FILES_AT_ONCE = {WAITS: 3, "unit": 2}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
@@ -148,7 +151,7 @@ class Running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)  # workers of pytest-xdist, too
 
-    def one_by_one(self, parts: Sequence[Part], codes: dict[str, int]) -> None:
+    def one_by_one(self, parts: Iterable[Part], codes: dict[str, int]) -> None:
         """Run parts in turn. A release that cannot be had is a failure in CI, and reported elsewhere."""
         for part in parts:
             if self.ending:
@@ -284,18 +287,23 @@ def _run(
     *,
     style: bool = False,
 ) -> None:
-    """Run the first part beside the others, which go one after the other; print what each has printed."""
+    """Run the first part beside the others, BESIDE at a time; print what each has printed."""
     said = scratch / "style.txt"
+    waiting = SimpleQueue[Part | None]()
+    for part in (*parts[1:], *[None] * BESIDE):
+        waiting.put(part)
 
-    def in_turn() -> None:
-        if style:
+    def in_turn(checks: bool) -> None:
+        if checks:
             codes["style and types"] = running.style(said)
-        running.one_by_one(parts[1:], codes)
+        running.one_by_one(iter(waiting.get, None), codes)
 
-    chain = threading.Thread(target=in_turn)
-    chain.start()
+    chains = [threading.Thread(target=in_turn, args=(style and not n,)) for n in range(BESIDE)]
+    for chain in chains:
+        chain.start()
     codes[parts[0].name] = running.wait(parts[0].start(to_file=False))[0]
-    chain.join()
+    for chain in chains:
+        chain.join()
     for file in (*(part.output for part in parts[1:]), said):
         if file.exists():
             sys.stdout.write(f"\n{file.stem}:\n{file.read_text(errors='replace')}")
