@@ -30,6 +30,8 @@ from tests.support.watched import PROXIED, MadeUp
 CONNECTIONS = 300
 GROWN_BYTES_MAX = 100 << 20
 WITHIN_S = 30.0
+# The client here shares a slow machine and a loop with all strangers: its own head may take seconds.
+HEAD_S = WITHIN_S
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
@@ -67,7 +69,8 @@ async def serving(
     application: Callable[..., object], health: str, shows: str
 ) -> AsyncIterator[Service]:
     listener = listen("test", "127.0.0.1:0")
-    server = Server(application, listener, Bounds(connections_max=100))  # type: ignore[arg-type]
+    bounds = Bounds(connections_max=100, head_s=HEAD_S)
+    server = Server(application, listener, bounds)  # type: ignore[arg-type]
     running = asyncio.create_task(server.run())
     await server.begun.wait()
     try:
@@ -115,8 +118,7 @@ async def worker() -> AsyncIterator[Service]:
     def live(_path: str) -> Answer:
         return Answer(200, "text/plain", b"live\n")
 
-    # The client here shares a slow machine with all strangers: its own head may take seconds.
-    server = ProbeServer(("127.0.0.1", 0), live, head_s=WITHIN_S)
+    server = ProbeServer(("127.0.0.1", 0), live, head_s=HEAD_S)
     try:
         yield Service(("127.0.0.1", server.port), "/live", "/metrics")
     finally:
