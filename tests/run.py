@@ -43,7 +43,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 # The part that waits for brokers. The others run beside it, two at a time.
 WAITS, BESIDE = "real", 2
 # Several files of a part run at once, the longest first (tests/conftest.py): most of their time is waiting.
-FILES_AT_ONCE = {WAITS: 3, "unit": 2}
+FILES_AT_ONCE = {WAITS: 3, "unit": 3}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED, NO_TESTS = 1, 5  # pytest's exit codes
 LATE_MAX = 2  # tests of a whole run that may pass at their second try only
