@@ -242,9 +242,8 @@ def test_of_two_that_want_one_new_queue_otherwise_at_once_one_is_told_and_no_bro
         assert told == [(200, True), (409, None)], [each.text for each in answers]
         (refused,) = (each.json() for each in answers if each.status_code == 409)
         assert refused["mismatch"]
-    for name in ("mb1", "mb2", "mb3"):
-        assert get(cluster, name, "/settled").json()["settled"]
-        assert checked(cluster, name) == "ready\n"
+        assert [checked(cluster, name) for name in cluster.names] == ["ready\n"] * 3
+    eventually(lambda: all(is_brought_about(cluster, name) for name in cluster.names), within_s=60)
 
 
 @pytest.mark.guarantee("complete-means-everywhere")
