@@ -21,7 +21,7 @@ test: needs-python-spark-brokers ## what a change can break: units, contract, ea
 	@ops/local/install.sh redis-server postgresql mariadb-server chromium
 	@$(PYTHON) -m tests.run
 
-test-all: needs-python-spark-brokers ## the same, then everything that CI runs: releases, hosts, Java, languages; 40 minutes
+test-all: needs-python-spark-brokers ## the same, then everything that CI runs: releases, hosts, Java, languages; an hour
 	@ops/local/install.sh maven || echo "without maven Kafka, Artemis and PerfTest are not tested"
 	@ops/local/install.sh redis-server redis-sentinel postgresql mariadb-server || \
 		echo "without these servers the tests of stores and databases fail"
