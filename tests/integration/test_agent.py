@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import shutil
 import socket
 import subprocess
@@ -20,7 +19,6 @@ import pytest
 
 from bench.faults import alarm
 from messagebus import BusConfig, Consumer, Outcome, Publisher
-from messagebus_agent.config import AgentConfig
 from ops.commands.kits import CHECKOUT
 from ops.local import parts
 from ops.local.cluster import LocalCluster
@@ -253,7 +251,7 @@ def test_a_suspended_broker_without_its_agent_makes_a_change_incomplete(
     """It is in maintenance mode: its port refuses, and it will serve again with the gate that it has."""
     register(broken, topic)
     broken.kill("mb2", agent=True)
-    erl(broken, "mb2", "rabbit_maintenance:suspend_all_client_listeners()")
+    broken.evaluate("mb2", "rabbit_maintenance:suspend_all_client_listeners().")
     try:
         answer = register(broken, f"{topic}/billing")
         assert not answer["complete"]
@@ -271,7 +269,7 @@ def test_a_broker_that_makes_no_quorum_queues_any_more_does_so_again(
     broken: LocalCluster, topic: str
 ) -> None:
     """It is as after a deletion at a bad moment of a boot: RabbitMQ does not start that supervisor again."""
-    erl(broken, "mb2", "supervisor:terminate_child(rabbit_sup, rabbit_fifo_dlx_sup)")
+    broken.evaluate("mb2", "supervisor:terminate_child(rabbit_sup, rabbit_fifo_dlx_sup).")
     eventually(lambda: register(broken, f"{topic}/billing")["complete"], within_s=60)
     assert queue_exists(broken, "mb2", f"mb.sub/{topic}/billing")
 
@@ -286,7 +284,7 @@ def test_what_is_delayed_leaves_its_step_again_where_dead_lettering_ended(
     ):
         publisher.send_safe(topic, b"before", deliver_after_s=1, timeout_s=30)
         assert taken(consumer).body == b"before"
-        erl(broken, "mb2", "supervisor:terminate_child(rabbit_sup, rabbit_fifo_dlx_sup)")
+        broken.evaluate("mb2", "supervisor:terminate_child(rabbit_sup, rabbit_fifo_dlx_sup).")
         sent = publisher.send_safe(topic, b"later", deliver_after_s=1, timeout_s=30)
         assert sent.broker == broken.node("mb2").broker
         delivery = consumer.receive(timeout_s=60 * FACTOR)
@@ -312,12 +310,11 @@ def test_a_queue_whose_process_died_takes_messages_again_and_a_policy_that_loses
             lambda: agent_answer(broken, "mb2", "/health").get("reason") == told, within_s=120
         )
         management.delete(path).raise_for_status()
-    erl(
-        broken,
+    broken.evaluate(
         "mb2",
         "[ra:stop_server(quorum_queues, {element(1, amqqueue:get_pid(Q)), node()})"
         ' || Q <- rabbit_amqqueue:list(<<"/">>),'
-        f' element(4, amqqueue:get_name(Q)) =:= <<"{queue}">>]',
+        f' element(4, amqqueue:get_name(Q)) =:= <<"{queue}">>].',
     )
     with Publisher(direct(broken, "mb2")) as publisher:
 
@@ -488,29 +485,10 @@ def test_a_node_answers_operators_while_others_ask_it(cluster: LocalCluster) -> 
     assert {each.result() for each in asked} == {"mb1@localhost"}
 
 
-def erl(cluster: LocalCluster, name: str, expression: str) -> None:
-    """Have the broker's Erlang evaluate it."""
-    config = AgentConfig.from_file(cluster.node(name).dir / "agent.toml")
-    done = subprocess.run(
-        [shutil.which("erl_call") or "erl_call", "-R", "-n", config.node_name, "-e"],
-        input=f"{expression}.\n",
-        env={
-            **os.environ,
-            "HOME": str(Path(config.cookie_file).parent),
-            "ERL_EPMD_PORT": str(config.epmd_port),
-        },
-        capture_output=True,
-        text=True,
-        timeout=HTTP_TIMEOUT_S,
-        check=True,
-    )
-    assert done.stdout.startswith("{ok"), done.stdout
-
-
 def ra(cluster: LocalCluster, name: str, queue: str, then: str) -> None:
     """Have the broker's Erlang evaluate `then` with N, Ra's name for the queue."""
     found = f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>))'
-    erl(cluster, name, f"{found}, {{N, _}} = amqqueue:get_pid(Q), {then}")
+    cluster.evaluate(name, f"{found}, {{N, _}} = amqqueue:get_pid(Q), {then}.")
 
 
 @pytest.mark.guarantee("no-publish-before-settled-boot")

@@ -124,14 +124,12 @@ class Operator:
 
     def ends(self, plan: str) -> str:
         """Wait until a plan has run; returns its page."""
-        seen = [""]  # the last page: one more may be too many for the monitor
 
-        def has_run() -> bool:
-            seen[0] = self.page(plan)
-            return "ran it at" in seen[0]
+        def ran() -> str:
+            page = self.page(plan)
+            return page if "ran it at" in page else ""
 
-        eventually(has_run, within_s=WITHIN_S)
-        return seen[0]
+        return eventually(ran, within_s=WITHIN_S)
 
     def _post(self, path: str, page: str, **fields: str) -> httpx.Response:
         fields["form_token"] = self._field(page, "form_token")

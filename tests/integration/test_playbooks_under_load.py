@@ -143,7 +143,8 @@ def test_adding_and_removing_under_load_loses_and_doubles_nothing_and_keeps_the_
     removed = ops(cluster, "remove", "mb2", "--held-s", "3", "--yes")
     assert removed.returncode == 0, removed.stderr
     assert load.confirmed_by(second)
-    assert "1 connection that may publish: foreign at" in removed.stderr
+    left = "wait for publishers to leave mb2: 1 connection that may publish: foreign at"
+    assert left in removed.stderr
     told = proofs(removed.stderr)
     assert "closed 1 connection: foreign at 127." in told
     assert re.search(r"\(user bus, holds \d+ deliver", told)

@@ -27,7 +27,7 @@ from messagebus_monitor.web import Monitor
 from tests.support.gateway import gateway_on
 from tests.support.watched import PROXIED, MadeUp
 
-CONNECTIONS = 300
+CONNECTIONS = 500
 GROWN_BYTES_MAX = 100 << 20
 WITHIN_S = 30.0
 # The client here shares a slow machine and a loop with all strangers: its own head may take seconds.
