@@ -185,9 +185,9 @@ def checked_wait(timeout_s: float | None) -> float | None:
 
 
 def checked_grace(seconds: float, name: str = "timeout_s") -> float:
-    """Return the time in s to wait for an end: 0 for a negative one, WAIT_S_MAX for one without a bound.
+    """Return the time in s to wait for an end: 0 for a negative one, WAIT_S_MAX for an infinite one.
 
-    Raises ConfigError for what is no number of seconds.
+    Raises ConfigError for a value that is not a number of seconds.
     """
     if not isinstance(seconds, int | float) or math.isnan(seconds):
         raise ConfigError(f"{name} {seconds!r}: a number of seconds")

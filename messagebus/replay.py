@@ -215,7 +215,7 @@ class AsyncReplay:
         return bool(reading.ready)
 
     def _note(self, fault: BaseException) -> None:
-        """Note that it ends by this, if nobody has stopped it."""
+        """Note the error that ends it, where it was not stopped before."""
         if not self._is_over:
             self._failed = type(fault).__name__
 

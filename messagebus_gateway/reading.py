@@ -74,7 +74,7 @@ class Arriving:
     def take(self, size: int) -> None:
         """Take room for so many bytes. Raises Problem 429."""
         if not self._room.enter(size):
-            detail = f"{self._room.most:,} bytes of bodies arrive at once: send fewer requests side by side"
+            detail = f"{self._room.most:,} bytes of bodies arrive at once: send fewer requests in parallel"
             raise Problem(429, detail, outcome="not sent", retry=True, retry_after_s=1)
         self._taken += size
 

@@ -622,10 +622,9 @@ class ReplayDriver:
                 raise NotReady(f"no consumer list within {self._away_s:g} s") from None
 
     def abandon(self) -> None:
-        """Stop by itself, where nobody can wait for that; from any thread."""
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the loop is closed, and all of its tasks have ended
+        """Begin the stop of a replay that was dropped, without a wait for its end. From any thread."""
+        # A loop that is closed has ended all of its tasks.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(lambda: self._ending.spawn(self.stop()))
 
     async def stop(self) -> None:

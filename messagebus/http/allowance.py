@@ -101,7 +101,7 @@ class Places:
 
 
 class SharedPlaces:
-    """Places of which one source, whoever it is, has half at most."""
+    """Places that many sources share. Each source has half of them at most."""
 
     __slots__ = ("_counts", "most")
 
@@ -121,4 +121,5 @@ class SharedPlaces:
         """Give places back."""
         assert self._counts[source] >= count
         self._counts[source] -= count
-        self._counts = +self._counts  # without sources that have none
+        if not self._counts[source]:
+            del self._counts[source]

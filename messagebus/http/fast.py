@@ -118,7 +118,7 @@ class WebSockets(Bounded, WebSocketsSansIOProtocol):
         super().__init__(**how)
         self._connection = Connection(connections)
         self._heard_s = 0.0
-        # Bytes of the message that is not whole; of these `_room` has those that it was asked for.
+        # Bytes of the message that is not whole. They take places of `_room`.
         self._unfinished_bytes, self._room = 0, Places(2 * self.config.ws_max_size)
         self._got_whole = False
 

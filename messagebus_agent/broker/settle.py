@@ -221,8 +221,8 @@ class Settler:
     async def _evaluated(self, expression: bytes) -> str | None:
         """Return the node's answer.
 
-        -R: the node gives the call a name. By default all calls have one name, and of two at once the node
-        refuses the second: ours, and those of operators.
+        -R: the node gives the call a name. By default all calls have one name, and a node refuses a call
+        while another one of its name is connected, as an operator's may be.
         """
         environ = {"HOME": str(self.home), "ERL_EPMD_PORT": str(self.epmd_port)}
         return await _run([self.erl_call, "-R", "-n", self.node_name, "-e"], expression, environ)

@@ -92,7 +92,7 @@ class Login:
         self.token = token
         self._try_login = try_login
         self._salt = os.urandom(16)
-        # Those that were good at some time; whether they still are is in them.
+        # Logins that were good at some time. Each entry says whether its login still is.
         self._good: dict[bytes, _Known] = {}
         self._waiting = Counter[tuple[str, bool]]()
         self._waiting_strangers = 0

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from messagebus._io.amqp.connection import Transport
 from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.properties import read_headers, read_message_id, read_stamp_ms
+from messagebus._io.consume.ordering import is_redriven
 from messagebus._io.consume.runs import handled_by
 from messagebus._io.hooks import HookChain
 from messagebus._io.loop import Tasks, now_ms
@@ -652,7 +653,7 @@ def _age_ms(delivery: Delivery) -> int:
     if age_ms < REMEMBER_MS_MIN:
         return age_ms
     # It was not to be handled before: nobody can have forgotten that it was.
-    if _REDRIVEN in delivery._properties and REDRIVEN in delivery._library_headers:
+    if is_redriven(delivery):
         return 0
     if STEP_MARK in delivery._properties:
         due_ms = read_due_ms(read_headers(delivery._properties))

@@ -79,7 +79,7 @@ class Ordering:
         self.keyed: Keyed[Delivery] = Keyed(
             lane_of=key_of if order == "key" else _broker_of,
             link_of=_ledger_of,
-            lifts=_is_redriven,
+            lifts=is_redriven,
             claims=claims is not None,
         )
         self._loop = asyncio.get_running_loop()
@@ -148,7 +148,7 @@ class Ordering:
     def parks(self, delivery: Delivery, headers: Mapping[str, Header]) -> None:
         """Count a gap in its order; with PARK_KEY in the headers its key is parked.
 
-        Over a link that has ended it is not parked: it comes again, and runs again.
+        Where its link has ended it is not parked: the broker redelivers it, and it runs again.
         """
         if not delivery._ledger.is_live:
             return
@@ -278,6 +278,6 @@ def _ledger_of(delivery: Delivery) -> Ledger:
     return delivery._ledger
 
 
-def _is_redriven(delivery: Delivery) -> bool:
-    # The bytes may stand in any property: whoever publishes writes what he likes there.
+def is_redriven(delivery: Delivery) -> bool:
+    """Return whether a redrive published the message: its header counts, not the same bytes in a property."""
     return _REDRIVEN in delivery._properties and REDRIVEN in delivery._library_headers

@@ -90,7 +90,7 @@ class HandlerThreads:
         self._workers.append(worker)
         try:
             worker.start()
-        except BaseException:  # no thread is to be had
+        except BaseException:  # the system gives no thread
             self._workers.remove(worker)
             raise
 
