@@ -15,6 +15,8 @@ __all__ = ["MODULES", "write"]
 
 MODULES = (
     "messagebus",
+    "messagebus.admin",
+    "messagebus.errors",
     "messagebus.testing",
     "messagebus.telemetry.jsonlog",
     "messagebus.telemetry.otel",

@@ -1,7 +1,11 @@
-"""Publish to any RabbitMQ broker behind a balancer, consume from all of them."""
+"""Publish to any RabbitMQ broker behind a balancer, consume from all of them.
+
+What applications need. Operators' names are in `messagebus.admin`, all errors in `messagebus.errors`.
+"""
 
 import importlib
 import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __version__ = "0.1.0"
@@ -18,13 +22,10 @@ _HOME_OF = {
     "AsyncReplay": "messagebus.replay",
     "BacklogFull": "messagebus.errors",
     "Batching": "messagebus.config",
-    "BindingError": "messagebus.errors",
     "Broker": "messagebus.broker",
-    "BrokerList": "messagebus.broker",
     "BrokerStats": "messagebus.stats",
     "BusConfig": "messagebus.config",
     "CertificateRefused": "messagebus.errors",
-    "ChannelRefused": "messagebus.errors",
     "Checkpoint": "messagebus.core.checkpoint",
     "ConfigError": "messagebus.errors",
     "Consumer": "messagebus.consumer",
@@ -35,12 +36,7 @@ _HOME_OF = {
     "Destination": "messagebus.destination",
     "Durability": "messagebus.stats",
     "Hooks": "messagebus.hooks",
-    "LinkError": "messagebus.errors",
     "LinkLost": "messagebus.errors",
-    "ListError": "messagebus.errors",
-    "ListInvalid": "messagebus.errors",
-    "ListUnavailable": "messagebus.errors",
-    "ListedBroker": "messagebus.broker",
     "LoginRefused": "messagebus.errors",
     "Message": "messagebus.message",
     "MessageBusError": "messagebus.errors",
@@ -53,23 +49,14 @@ _HOME_OF = {
     "Outbox": "messagebus.outbox",
     "Outcome": "messagebus.stats",
     "Park": "messagebus.handling",
-    "ParkedCount": "messagebus.admin.parked",
-    "ParkedCounts": "messagebus.admin.parked",
-    "ParkedFilter": "messagebus.admin.parked",
-    "ParkedMessage": "messagebus.admin.parked",
-    "ParkedMessages": "messagebus.admin.parked",
-    "ParkedMoved": "messagebus.admin.parked",
-    "ParkedProgress": "messagebus.admin.parked",
     "Payload": "messagebus.message",
     "PublishError": "messagebus.errors",
     "Published": "messagebus.stats",
     "Publisher": "messagebus.publisher",
     "PublisherConfig": "messagebus.config",
     "PublisherStats": "messagebus.stats",
-    "PurgedMessages": "messagebus.admin.directory",
     "Queue": "messagebus.destination",
     "Receipt": "messagebus.core.deliveries",
-    "RecordingFailed": "messagebus.errors",
     "Refused": "messagebus.errors",
     "Registration": "messagebus.admin.directory",
     "RegistrationIncomplete": "messagebus.errors",
@@ -85,48 +72,38 @@ _HOME_OF = {
     "Secret": "messagebus.secret",
     "Source": "messagebus.destination",
     "Spool": "messagebus.config",
-    "SpoolDropped": "messagebus.admin.spool",
-    "SpoolFolderStatus": "messagebus.admin.spool",
     "SpoolFull": "messagebus.errors",
-    "SpooledMessage": "messagebus.admin.spool",
     "Status": "messagebus.stats",
     "Stopped": "messagebus.errors",
     "StoreAway": "messagebus.errors",
     "Stream": "messagebus.destination",
     "Subscription": "messagebus.destination",
-    "SubscriptionCount": "messagebus.admin.directory",
-    "SubscriptionCounts": "messagebus.admin.directory",
     "Topic": "messagebus.destination",
     "TopologyError": "messagebus.errors",
     "TopologyMismatch": "messagebus.errors",
     "Unknown": "messagebus.errors",
     "Unroutable": "messagebus.errors",
     "WrongPayload": "messagebus.errors",
-    "brokers": "messagebus.admin.directory",
-    "count_parked": "messagebus.admin.parked",
-    "count_subscriptions": "messagebus.admin.directory",
     "declare": "messagebus.admin.directory",
-    "delete_subscriptions": "messagebus.admin.directory",
-    "drain_broker": "messagebus.admin.directory",
-    "drop_spooled": "messagebus.admin.spool",
-    "parse_destination": "messagebus.destination",
-    "purge_parked": "messagebus.admin.parked",
-    "purge_subscriptions": "messagebus.admin.directory",
-    "read_parked": "messagebus.admin.parked",
-    "read_spool": "messagebus.admin.spool",
-    "redrive_parked": "messagebus.admin.parked",
-    "spool_status": "messagebus.admin.spool",
 }
 
 __all__ = list(_HOME_OF)
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(home), name)
-    return found
+def _importer(namespace: dict[str, Any], home_of: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's `__getattr__`, which imports a public name when it is first asked for."""
+
+    def import_name(name: str) -> Any:
+        home = home_of.get(name)
+        if home is None:
+            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
+        value = namespace[name] = getattr(importlib.import_module(home), name)
+        return value
+
+    return import_name
+
+
+__getattr__ = _importer(globals(), _HOME_OF)
 
 
 def __dir__() -> list[str]:

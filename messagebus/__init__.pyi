@@ -1,36 +1,12 @@
-from messagebus.admin.directory import PurgedMessages as PurgedMessages
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from messagebus.admin.directory import Registration as Registration
-from messagebus.admin.directory import SubscriptionCount as SubscriptionCount
-from messagebus.admin.directory import SubscriptionCounts as SubscriptionCounts
-from messagebus.admin.directory import brokers as brokers
-from messagebus.admin.directory import count_subscriptions as count_subscriptions
 from messagebus.admin.directory import declare as declare
-from messagebus.admin.directory import delete_subscriptions as delete_subscriptions
-from messagebus.admin.directory import drain_broker as drain_broker
-from messagebus.admin.directory import purge_subscriptions as purge_subscriptions
-from messagebus.admin.parked import ParkedCount as ParkedCount
-from messagebus.admin.parked import ParkedCounts as ParkedCounts
-from messagebus.admin.parked import ParkedFilter as ParkedFilter
-from messagebus.admin.parked import ParkedMessage as ParkedMessage
-from messagebus.admin.parked import ParkedMessages as ParkedMessages
-from messagebus.admin.parked import ParkedMoved as ParkedMoved
-from messagebus.admin.parked import ParkedProgress as ParkedProgress
-from messagebus.admin.parked import count_parked as count_parked
-from messagebus.admin.parked import purge_parked as purge_parked
-from messagebus.admin.parked import read_parked as read_parked
-from messagebus.admin.parked import redrive_parked as redrive_parked
-from messagebus.admin.spool import SpoolDropped as SpoolDropped
-from messagebus.admin.spool import SpooledMessage as SpooledMessage
-from messagebus.admin.spool import SpoolFolderStatus as SpoolFolderStatus
-from messagebus.admin.spool import drop_spooled as drop_spooled
-from messagebus.admin.spool import read_spool as read_spool
-from messagebus.admin.spool import spool_status as spool_status
 from messagebus.aio import AsyncConsumer as AsyncConsumer
 from messagebus.aio import AsyncPublisher as AsyncPublisher
 from messagebus.app import App as App
 from messagebus.broker import Broker as Broker
-from messagebus.broker import BrokerList as BrokerList
-from messagebus.broker import ListedBroker as ListedBroker
 from messagebus.config import Batching as Batching
 from messagebus.config import BusConfig as BusConfig
 from messagebus.config import ConsumerConfig as ConsumerConfig
@@ -45,18 +21,11 @@ from messagebus.destination import Source as Source
 from messagebus.destination import Stream as Stream
 from messagebus.destination import Subscription as Subscription
 from messagebus.destination import Topic as Topic
-from messagebus.destination import parse_destination as parse_destination
 from messagebus.errors import AlreadySettled as AlreadySettled
 from messagebus.errors import BacklogFull as BacklogFull
-from messagebus.errors import BindingError as BindingError
 from messagebus.errors import CertificateRefused as CertificateRefused
-from messagebus.errors import ChannelRefused as ChannelRefused
 from messagebus.errors import ConfigError as ConfigError
-from messagebus.errors import LinkError as LinkError
 from messagebus.errors import LinkLost as LinkLost
-from messagebus.errors import ListError as ListError
-from messagebus.errors import ListInvalid as ListInvalid
-from messagebus.errors import ListUnavailable as ListUnavailable
 from messagebus.errors import LoginRefused as LoginRefused
 from messagebus.errors import MessageBusError as MessageBusError
 from messagebus.errors import MessageInvalid as MessageInvalid
@@ -64,7 +33,6 @@ from messagebus.errors import NameInvalid as NameInvalid
 from messagebus.errors import NotFound as NotFound
 from messagebus.errors import NotReady as NotReady
 from messagebus.errors import PublishError as PublishError
-from messagebus.errors import RecordingFailed as RecordingFailed
 from messagebus.errors import Refused as Refused
 from messagebus.errors import RegistrationIncomplete as RegistrationIncomplete
 from messagebus.errors import ReplayGap as ReplayGap
@@ -107,3 +75,5 @@ from messagebus.stores import Dedup as Dedup
 
 __all__: list[str]
 __version__: str
+
+def _importer(namespace: dict[str, Any], home_of: Mapping[str, str]) -> Callable[[str], Any]: ...

@@ -22,11 +22,11 @@ from messagebus import (
     PublisherConfig,
     Secret,
     Source,
-    count_subscriptions,
     declare,
 )
 from messagebus._io.agents.registration import credentials
 from messagebus._io.amqp.control import Right, rights_of
+from messagebus.admin import count_subscriptions
 from messagebus.clock import monotonic_ms
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem

@@ -10,14 +10,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from messagebus import (
-    ChannelRefused,
-    ConfigError,
-    LoginRefused,
-    MessageBusError,
-    NameInvalid,
-    TopologyMismatch,
-)
+from messagebus import ConfigError, LoginRefused, MessageBusError, NameInvalid, TopologyMismatch
+from messagebus.errors import ChannelRefused
 from messagebus.numbers import read_number
 
 MEDIA = "application/problem+json"

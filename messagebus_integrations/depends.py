@@ -22,7 +22,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from messagebus import BindingError, Delivery
+from messagebus import Delivery
+from messagebus.errors import BindingError
 from messagebus.payloads.binding import name_of
 
 __all__ = ["Depends", "inject"]

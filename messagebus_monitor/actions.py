@@ -12,15 +12,13 @@ import secrets
 import time
 from collections import OrderedDict
 
-from messagebus import (
-    MessageBusError,
+from messagebus import MessageBusError, Secret, declare
+from messagebus.admin import (
     ParkedFilter,
     ParkedMoved,
     ParkedProgress,
-    Secret,
     count_parked,
     count_subscriptions,
-    declare,
     delete_subscriptions,
     drain_broker,
     purge_parked,

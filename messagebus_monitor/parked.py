@@ -8,14 +8,8 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from messagebus import (
-    BusConfig,
-    MessageBusError,
-    ParkedCounts,
-    ParkedMessages,
-    count_parked,
-    read_parked,
-)
+from messagebus import BusConfig, MessageBusError
+from messagebus.admin import ParkedCounts, ParkedMessages, count_parked, read_parked
 from messagebus.clock import wall_ms
 from messagebus_monitor import figures
 from messagebus_monitor.eventlog import Event, EventLog

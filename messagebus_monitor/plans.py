@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from messagebus import ParkedCounts, SubscriptionCounts
+from messagebus.admin import ParkedCounts, SubscriptionCounts
 from messagebus.terminal import plural
 from messagebus_monitor.board import Board
 from messagebus_monitor.people import Role

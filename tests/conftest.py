@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from messagebus import BusConfig, Stream, count_subscriptions, delete_subscriptions
+from messagebus import BusConfig, Stream
 from messagebus._io.agents.subscriptions import topology
+from messagebus.admin import count_subscriptions, delete_subscriptions
 from messagebus.errors import MessageBusError
 from ops.local.cluster import LocalCluster
 from tests import tiers

@@ -45,7 +45,7 @@ class Line:
 class Evidence:
     """All that was found out about one id, or the beginning of one.
 
-    parked: as `messagebus.read_parked` returns them. recorded: rows of a recording, with ``at_ms``.
+    parked: as `messagebus.admin.read_parked` returns them. recorded: rows of a recording, with ``at_ms``.
     told: rows of the agents' trails, which clients told.
     published_ms: since 1970, as somebody said. topic: as somebody said. faults: places that could not be
     looked at -> why.

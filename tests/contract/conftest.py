@@ -23,17 +23,16 @@ from messagebus import (
     Consumer,
     ConsumerConfig,
     Hooks,
-    ParkedFilter,
     Publisher,
     PublisherConfig,
     Subscription,
     Topic,
-    count_parked,
 )
-from messagebus import brokers as list_of_brokers
 from messagebus._io.agents.registration import credentials
 from messagebus._io.amqp.link import Link, dial
 from messagebus._io.amqp.properties import read_library_headers
+from messagebus.admin import ParkedFilter, count_parked
+from messagebus.admin import brokers as list_of_brokers
 from messagebus.broker import Broker
 from messagebus.destination import Destination, Source
 from messagebus.testing import MemoryBus

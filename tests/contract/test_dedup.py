@@ -23,8 +23,8 @@ from messagebus import (
     Park,
     Subscription,
     Topic,
-    redrive_parked,
 )
+from messagebus.admin import redrive_parked
 from messagebus.core.claims import Held, Turn, key_of
 from messagebus.inbox import inbox_ddl
 from messagebus.testing.store import FaultyStore

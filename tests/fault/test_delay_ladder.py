@@ -9,17 +9,8 @@ from contextlib import contextmanager
 import pika
 import pytest
 
-from messagebus import (
-    BusConfig,
-    Consumer,
-    Publisher,
-    Queue,
-    Topic,
-    count_parked,
-    declare,
-    purge_parked,
-    redrive_parked,
-)
+from messagebus import BusConfig, Consumer, Publisher, Queue, Topic, declare
+from messagebus.admin import count_parked, purge_parked, redrive_parked
 from messagebus.destination import DELAY_STEPS_MS, Delay
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually

@@ -13,16 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from messagebus import (
-    BusConfig,
-    Consumer,
-    Dedup,
-    Delivery,
-    Message,
-    Publisher,
-    declare,
-    read_parked,
-)
+from messagebus import BusConfig, Consumer, Dedup, Delivery, Message, Publisher, declare
+from messagebus.admin import read_parked
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 

@@ -35,8 +35,8 @@ from messagebus import (
     Topic,
     TopologyMismatch,
     declare,
-    delete_subscriptions,
 )
+from messagebus.admin import delete_subscriptions
 from messagebus.message import Header
 from messagebus.replay import stream_ends
 from ops.local.cluster import LocalCluster

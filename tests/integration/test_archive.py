@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from standardwebhooks import Webhook
 
-from messagebus import BusConfig, Consumer, Message, Publisher, declare, read_parked
+from messagebus import BusConfig, Consumer, Message, Publisher, declare
+from messagebus.admin import read_parked
 from messagebus.admin.directory import count_subscriptions
 from messagebus.envelope import read_envelope
 from messagebus_tools.archive import open_archive, recover

@@ -11,15 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from messagebus import (
-    BusConfig,
-    Consumer,
-    Message,
-    Publisher,
-    Subscription,
-    Topic,
-    count_subscriptions,
-)
+from messagebus import BusConfig, Consumer, Message, Publisher, Subscription, Topic
+from messagebus.admin import count_subscriptions
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR

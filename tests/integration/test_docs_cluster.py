@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from messagebus import BusConfig, Secret, count_subscriptions, delete_subscriptions
+from messagebus import BusConfig, Secret
+from messagebus.admin import count_subscriptions, delete_subscriptions
 from ops.local.cluster import LocalCluster
 from tests.support.documents import ROOT, Block, blocks_of, files_of, pages
 from tests.support.eventually import eventually

@@ -21,10 +21,10 @@ from messagebus import (
     Secret,
     Subscription,
     Topic,
-    redrive_parked,
 )
 from messagebus._io.admin.parking import _Taking
 from messagebus._io.amqp.connection import HOT_PATH
+from messagebus.admin import redrive_parked
 from tests.support.eventually import eventually
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit, fake_rabbits
 from tests.support.fake_list import FakeList, serve_list

@@ -14,14 +14,8 @@ from pathlib import Path
 import pytest
 
 from bench.processes import free_port
-from messagebus import (
-    BusConfig,
-    PublisherConfig,
-    Secret,
-    Subscription,
-    Topic,
-    delete_subscriptions,
-)
+from messagebus import BusConfig, PublisherConfig, Secret, Subscription, Topic
+from messagebus.admin import delete_subscriptions
 from messagebus_gateway.clients import RealBus
 from messagebus_gateway.config import GatewayConfig
 from messagebus_gateway.people import read_tokens

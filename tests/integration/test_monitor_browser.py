@@ -13,7 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from messagebus import ParkedMessages
+from messagebus.admin import ParkedMessages
 from messagebus_monitor.config import MonitorConfig
 from messagebus_monitor.eventlog import EventLog
 from messagebus_tools import find

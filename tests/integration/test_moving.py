@@ -24,8 +24,8 @@ from messagebus import (
     Options,
     Publisher,
     declare,
-    read_parked,
 )
+from messagebus.admin import read_parked
 from messagebus_tools.moving import MOVES_AT_ONCE, MessagesMoved, move_messages
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually

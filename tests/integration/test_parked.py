@@ -23,19 +23,21 @@ from messagebus import (
     Consumer,
     Durability,
     Message,
-    ParkedFilter,
-    ParkedProgress,
     Publisher,
     Subscription,
     Topic,
+    declare,
+)
+from messagebus._io.admin import parking as look
+from messagebus.admin import (
+    ParkedFilter,
+    ParkedProgress,
     count_parked,
     count_subscriptions,
-    declare,
     purge_parked,
     read_parked,
     redrive_parked,
 )
-from messagebus._io.admin import parking as look
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import delete_queue, direct

@@ -17,15 +17,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from messagebus import (
-    BusConfig,
-    Consumer,
-    Message,
-    Publisher,
-    RegistrationIncomplete,
-    count_parked,
-    declare,
-)
+from messagebus import BusConfig, Consumer, Message, Publisher, RegistrationIncomplete, declare
+from messagebus.admin import count_parked
 from ops.local.cluster import LocalCluster
 from ops.run.command import JOURNALS
 from ops.run.journal import Journal

@@ -22,14 +22,14 @@ from messagebus import (
     CertificateRefused,
     ConfigError,
     Consumer,
-    ListUnavailable,
     NotReady,
     Publisher,
     PublisherConfig,
     Queue,
-    brokers,
     declare,
 )
+from messagebus.admin import brokers
+from messagebus.errors import ListUnavailable
 from messagebus.files import write_whole
 from ops.local.certificates import Authority, issue_missing
 from ops.local.cluster import LocalCluster

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from messagebus import Message, MessageInvalid, parse_destination
+from messagebus import Message, MessageInvalid
 from messagebus.core.headers import OF_BROKERS
+from messagebus.destination import parse_destination
 from messagebus.envelope import Layout, as_envelope, delivered, read_envelope, write_envelope
 from messagebus.message import EXPIRES_MAX_MS
 from messagebus.testing import MemoryBus

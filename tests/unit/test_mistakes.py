@@ -7,16 +7,9 @@ import logging
 
 import pytest
 
-from messagebus import (
-    BusConfig,
-    ConfigError,
-    Consumer,
-    LinkLost,
-    NameInvalid,
-    count_subscriptions,
-    declare,
-)
+from messagebus import BusConfig, ConfigError, Consumer, LinkLost, NameInvalid, declare
 from messagebus import publisher as publisher_module
+from messagebus.admin import count_subscriptions
 from messagebus.clock import LogLimit
 from messagebus.testing import MemoryBus
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from messagebus import BrokerList
+from messagebus.admin import BrokerList
 from messagebus.core.membership import Judgement, ListKeeper
 from ops.local.cluster import LocalCluster
 from tests.support.trials.outer_faults import OUTER_FAULTS, lying, set_clock

@@ -26,7 +26,8 @@ import httpx
 from bench.environment import CHECKOUT
 from bench.errors import BenchError
 from bench.processes import Children, free_port, wait_until
-from messagebus import BusConfig, Message, Publisher, declare, read_parked
+from messagebus import BusConfig, Message, Publisher, declare
+from messagebus.admin import read_parked
 from tests.support.killed import children_of
 from tests.support.trials.handlers_app import DONE_BYTES, FOLDER_SETTING, KINDS, OUT, QUEUES
 

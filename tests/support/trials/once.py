@@ -15,7 +15,8 @@ from pathlib import Path
 
 from bench.errors import BenchError
 from bench.processes import wait_until
-from messagebus import BusConfig, count_parked
+from messagebus import BusConfig
+from messagebus.admin import count_parked
 from tests.support.trials import once_app
 from tests.support.trials.once_judge import (
     S_NS,

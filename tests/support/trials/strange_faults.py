@@ -16,15 +16,8 @@ import pika
 import pytest
 
 from bench.errors import BenchError
-from messagebus import (
-    AsyncPublisher,
-    BusConfig,
-    Consumer,
-    Publisher,
-    count_parked,
-    declare,
-    redrive_parked,
-)
+from messagebus import AsyncPublisher, BusConfig, Consumer, Publisher, declare
+from messagebus.admin import count_parked, redrive_parked
 from messagebus.stats import Published
 from messagebus_conform.proxies import Proxy
 from tests.support.raw import Raw, publish_raw

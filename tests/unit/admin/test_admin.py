@@ -15,19 +15,11 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from messagebus import (
-    BusConfig,
-    ConfigError,
-    Message,
-    ParkedFilter,
-    PublisherConfig,
-    Spool,
-    read_parked,
-)
+from messagebus import BusConfig, ConfigError, Message, PublisherConfig, Spool
 from messagebus.__main__ import cli
 from messagebus._io.admin.parking import SCAN_MAX, Inspection
 from messagebus._io.publish import spool_folder
-from messagebus.admin import directory, parked, spool
+from messagebus.admin import ParkedFilter, directory, parked, read_parked, spool
 from messagebus.admin.proof import ASK, Challenges, NotProven, TokenProof, answer_proof
 from messagebus.secret import Secret
 from messagebus.testing import MemoryBus

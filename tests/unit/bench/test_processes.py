@@ -16,7 +16,7 @@ from bench import processes
 from bench.errors import BenchError
 from bench.faults import FAULTS, drained, fault_of
 from bench.processes import Child, Children, wait_until
-from messagebus import BrokerList
+from messagebus.admin import BrokerList
 from ops.local.cluster import LocalCluster
 
 

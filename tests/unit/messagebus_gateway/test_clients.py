@@ -13,7 +13,6 @@ import pytest
 
 from messagebus import (
     BusConfig,
-    ListUnavailable,
     LoginRefused,
     MessageBusError,
     NotReady,
@@ -22,6 +21,7 @@ from messagebus import (
     Subscription,
     Topic,
 )
+from messagebus.errors import ListUnavailable
 from messagebus_gateway import clients
 from messagebus_gateway.clients import Publishers, RealBus
 from messagebus_gateway.config import Limits

@@ -13,16 +13,8 @@ import httpx
 import pytest
 import websockets
 
-from messagebus import (
-    AsyncConsumer,
-    ChannelRefused,
-    Durability,
-    NotReady,
-    Outcome,
-    Published,
-    Subscription,
-    Topic,
-)
+from messagebus import AsyncConsumer, Durability, NotReady, Outcome, Published, Subscription, Topic
+from messagebus.errors import ChannelRefused
 from messagebus.testing import MemoryBus
 from messagebus_gateway import clients
 from messagebus_gateway.people import Principal

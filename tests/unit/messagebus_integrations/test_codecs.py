@@ -21,17 +21,8 @@ from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus import (
-    App,
-    Delivery,
-    Message,
-    MessageInvalid,
-    Receipt,
-    RetryPolicy,
-    WrongPayload,
-    parse_destination,
-)
-from messagebus.destination import Subscription, Topic
+from messagebus import App, Delivery, Message, MessageInvalid, Receipt, RetryPolicy, WrongPayload
+from messagebus.destination import Subscription, Topic, parse_destination
 from messagebus.testing import MemoryBus
 from messagebus_integrations import cloudevents
 from messagebus_integrations.codecs import (

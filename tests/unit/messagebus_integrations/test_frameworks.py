@@ -23,7 +23,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from messagebus import App, BindingError, ConfigError, Delivery, Stopped
+from messagebus import App, ConfigError, Delivery, Stopped
+from messagebus.errors import BindingError
 from messagebus.outbox import Outbox
 from messagebus.payloads.binding import bind
 from messagebus.testing import MemoryBus

@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from messagebus import (
+from messagebus import Secret
+from messagebus.admin import (
     ParkedCount,
     ParkedCounts,
     ParkedMoved,
     ParkedProgress,
     PurgedMessages,
-    Secret,
     SubscriptionCount,
     SubscriptionCounts,
 )

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from messagebus import LinkLost, ParkedCount, ParkedCounts, ParkedMessage, ParkedMessages
+from messagebus import LinkLost
+from messagebus.admin import ParkedCount, ParkedCounts, ParkedMessage, ParkedMessages
 from messagebus_monitor import parked
 from messagebus_monitor.config import MonitorConfig
 from messagebus_tools import find

@@ -14,7 +14,8 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from messagebus import ListUnavailable, Secret
+from messagebus import Secret
+from messagebus.errors import ListUnavailable
 from messagebus_monitor import hash_password
 from messagebus_monitor.config import MonitorConfig
 from messagebus_monitor.eventlog import Event, EventLog

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from messagebus import BindingError, Delivery, Message, Queue, Receipt
+from messagebus import Delivery, Message, Queue, Receipt
 from messagebus._io.consume.runs import Batch
+from messagebus.errors import BindingError
 from messagebus.handling import Park
 from messagebus.payloads.binding import bind, bind_batch, name_of
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from messagebus import BusConfig, ListInvalid, ListUnavailable
+from messagebus import BusConfig
 from messagebus._io.agents import consumer_list as module
 from messagebus._io.agents.consumer_list import ListFollower, fetch_list
 from messagebus._io.agents.http import http_client
 from messagebus.broker import LIST_BYTES_MAX, BrokerList
-from messagebus.errors import ConfigError
+from messagebus.errors import ConfigError, ListInvalid, ListUnavailable
 from messagebus.tls import TlsFiles, trusting_nobody
 from ops.local.certificates import issue_missing
 

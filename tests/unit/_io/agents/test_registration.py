@@ -13,7 +13,6 @@ import pytest
 from messagebus import (
     BusConfig,
     CertificateRefused,
-    ChannelRefused,
     ConfigError,
     Durability,
     LinkLost,
@@ -41,6 +40,7 @@ from messagebus._io.agents.subscriptions import (
 from messagebus._io.amqp.link import _parameters, dial
 from messagebus._io.wire import Registration
 from messagebus.broker import Broker, BrokerList
+from messagebus.errors import ChannelRefused
 from messagebus.topology import Wanted, parse_wanted
 from ops.local.certificates import issue_missing
 from tests.support.fake_amqp import fake_rabbit

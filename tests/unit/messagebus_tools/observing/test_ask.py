@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from messagebus import BusConfig, ConfigError, ListUnavailable, LoginRefused
+from messagebus import BusConfig, ConfigError, LoginRefused
+from messagebus.errors import ListUnavailable
 from messagebus_tools.observing import ask
 from messagebus_tools.observing.ask import Asker, read_stats
 from messagebus_tools.observing.snapshot import answer_to_json

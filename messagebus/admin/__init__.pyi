@@ -1,0 +1,29 @@
+from messagebus.admin.directory import PurgedMessages as PurgedMessages
+from messagebus.admin.directory import SubscriptionCount as SubscriptionCount
+from messagebus.admin.directory import SubscriptionCounts as SubscriptionCounts
+from messagebus.admin.directory import brokers as brokers
+from messagebus.admin.directory import count_subscriptions as count_subscriptions
+from messagebus.admin.directory import delete_subscriptions as delete_subscriptions
+from messagebus.admin.directory import drain_broker as drain_broker
+from messagebus.admin.directory import purge_subscriptions as purge_subscriptions
+from messagebus.admin.parked import ParkedCount as ParkedCount
+from messagebus.admin.parked import ParkedCounts as ParkedCounts
+from messagebus.admin.parked import ParkedFilter as ParkedFilter
+from messagebus.admin.parked import ParkedMessage as ParkedMessage
+from messagebus.admin.parked import ParkedMessages as ParkedMessages
+from messagebus.admin.parked import ParkedMoved as ParkedMoved
+from messagebus.admin.parked import ParkedProgress as ParkedProgress
+from messagebus.admin.parked import count_parked as count_parked
+from messagebus.admin.parked import purge_parked as purge_parked
+from messagebus.admin.parked import read_parked as read_parked
+from messagebus.admin.parked import redrive_parked as redrive_parked
+from messagebus.admin.spool import SpoolDropped as SpoolDropped
+from messagebus.admin.spool import SpooledMessage as SpooledMessage
+from messagebus.admin.spool import SpoolFolderStatus as SpoolFolderStatus
+from messagebus.admin.spool import drop_spooled as drop_spooled
+from messagebus.admin.spool import read_spool as read_spool
+from messagebus.admin.spool import spool_status as spool_status
+from messagebus.broker import BrokerList as BrokerList
+from messagebus.broker import ListedBroker as ListedBroker
+
+__all__: list[str]
