@@ -120,11 +120,11 @@ def _collect(view: View, *, with_secrets: bool) -> Archive:
         files[f"files/{name}"] = path.read_bytes()
         if is_secret:
             secret.add(f"files/{name}")
-    for name, snapshot in view.snapshots().items():
+    for name, snapshot in view.agents.snapshots().items():
         files[f"topology/{name}.json"] = json.dumps(snapshot, indent=1).encode()
-    for node in view.brokers:
+    for node in view.brokers.present:
         name = f"definitions/{node.name}.json"
-        files[name] = json.dumps(view.definitions(node.name), indent=1).encode()
+        files[name] = json.dumps(view.brokers.definitions(node.name), indent=1).encode()
         secret.add(name)
     left_out += [f"topology of {name}" for name in sorted(view.absent.agents)]
     left_out += [f"definitions of {name}" for name in sorted(view.absent.brokers)]
@@ -313,7 +313,7 @@ def _lack(kept: Archive, view: View, rights: Rights, only: tuple[str, ...]) -> L
 
     Raises OpsError where topology would come back that may have been deleted long ago.
     """
-    snapshots = view.snapshots()
+    snapshots = view.agents.snapshots()
     maps = {
         name: {entry["wanted"]: entry for entry in snapshot["entries"]}
         for name, snapshot in snapshots.items()
@@ -327,9 +327,9 @@ def _lack(kept: Archive, view: View, rights: Rights, only: tuple[str, ...]) -> L
     return Lack(
         definitions={
             node.name: missing_definitions(
-                defined, view.definitions(node.name), rights=rights, is_password=is_password
+                defined, view.brokers.definitions(node.name), rights=rights, is_password=is_password
             )
-            for node in view.brokers
+            for node in view.brokers.present
             if (defined := definitions_of(kept, node.name))
         },
         topology=topology,
@@ -370,16 +370,16 @@ def _generation_lacking(kept: Archive, view: View) -> int:
     Running clients would not take an older list than they had.
     """
     known = generation_of(kept)
-    return known if min(view.generations().values(), default=known) < known else 0
+    return known if min(view.agents.generations().values(), default=known) < known else 0
 
 
 def _make(lack: Lack, view: View) -> None:
     for node, missing in lack.definitions.items():
         if missing.definitions:
-            view.define(node, dict(missing.definitions))
+            view.brokers.define(node, dict(missing.definitions))
             say(f"{node}: made {len(missing.names)}")
     if lack.topology:
-        say(f"topology: {view.want(lack.topology)}")
+        say(f"topology: {view.agents.want(lack.topology)}")
     if lack.generation:
         listfile.change(view.inventory.list_file, lambda text: _at_least(text, lack.generation))
         push = kits.lists(view.file, "push", "--recover", without=view.absent.agents)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from messagebus.errors import ConfigError
-from ops.cluster.view import Absent, View
+from ops.cluster.members import Absent
+from ops.cluster.view import View
 from ops.commands.supervise import ENDED, Supervisor
 from ops.errors import CommandFailed, NoAnswer, OpsError
 from ops.run.plan import Check, Command
@@ -39,10 +40,10 @@ def find_absent(
     asked = [node.name for node in view.nodes if node.name not in but]
     nodes = supervisor(asked)
     with ThreadPoolExecutor(PARALLEL) as pool:
-        brokers = pool.map(lambda name: _answers(view.overview, name), asked)
-        agents = pool.map(lambda name: _answers(view.health, name), asked)
+        brokers = pool.map(lambda name: _answers(view.brokers.overview, name), asked)
+        agents = pool.map(lambda name: _answers(view.agents.health, name), asked)
         found = dict(zip(asked, zip(brokers, agents, strict=True), strict=True))
-    silent = view.silent_balancers()
+    silent = view.balancers.silent_balancers()
     answering = {name for name in found if any(found[name])} | balancers.difference(silent)
     if lying := sorted(words & answering):
         raise OpsError(f"{lying[0]} is not dead: it answers")
@@ -69,13 +70,13 @@ def dead_balancers(
     With all dead, it is not known which brokers they send publishers to.
     words: hosts and balancers that are off, by an operator's word. silent: balancers that do not answer.
     """
-    silent = view.silent_balancers() if silent is None else silent
+    silent = view.balancers.silent_balancers() if silent is None else silent
     every = view.inventory.balancers
     dead = frozenset(
         each.name
         for each in every
         if each.name in silent
-        and ({each.name, each.host} & set(words) or view.balancer_has_ended(each.name))
+        and ({each.name, each.host} & set(words) or view.hosts.balancer_has_ended(each.name))
     )
     return dead if len(dead) < len(every) else frozenset()
 
@@ -102,8 +103,8 @@ def silent_of(view: View, names: Iterable[str]) -> Absent:
     """
     asked = [view.node(name).name for name in names]
     return Absent(
-        brokers=frozenset(name for name in asked if not _answers(view.overview, name)),
-        agents=frozenset(name for name in asked if not _answers(view.health, name)),
+        brokers=frozenset(name for name in asked if not _answers(view.brokers.overview, name)),
+        agents=frozenset(name for name in asked if not _answers(view.agents.health, name)),
     )
 
 

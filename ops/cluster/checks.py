@@ -57,10 +57,10 @@ def answers(view: View, name: str) -> str:
     it listens for AMQP. Raises Blocked when nobody does: it has ended.
     """
     try:
-        view.queues(name)
-        own, found = str(view.node(name).address), view.overview(name)["cluster_name"]
+        view.brokers.queues(name)
+        own, found = str(view.node(name).address), view.brokers.overview(name)["cluster_name"]
     except NoAnswer:
-        if view.is_shut(name):
+        if view.hosts.is_shut(name):
             raise Blocked(f"{name} has ended: nobody listens there; see its log") from None
         raise
     return "" if found == own else f"the broker at its addresses calls itself {found}, not {own}"
@@ -86,8 +86,11 @@ def misnamed(view: View, name: str, *, is_silent_fine: bool) -> str:
     node = view.node(name)
     own = str(node.address)
     for what, ask in (
-        (f"management of {name}, {node.management},", lambda: view.overview(name)["cluster_name"]),
-        (f"agent of {name}, {node.agent},", lambda: view.observed(name).broker),
+        (
+            f"management of {name}, {node.management},",
+            lambda: view.brokers.overview(name)["cluster_name"],
+        ),
+        (f"agent of {name}, {node.agent},", lambda: view.agents.observed(name).broker),
     ):
         try:
             found = ask()
@@ -117,14 +120,14 @@ def fell_silent(view: View, name: str, *ends: str) -> str:
 
     Whoever stopped it did that on the host, and this looks at the addresses: so both are known to be its own.
     """
-    left = [what for what in ends if not view.is_shut(name, what)]
+    left = [what for what in ends if not view.hosts.is_shut(name, what)]
     return f"somebody still listens at its {some(left)}" if left else ""
 
 
 @as_check
 def topology_is_there(view: View, name: str) -> str:
     """Check that the node has every wanted queue, settled, and that its gate is open."""
-    settled = view.settled(name)
+    settled = view.agents.settled(name)
     if not settled["settled"]:
         return "its topology is not there and settled yet"
     return "" if settled["gate"] else "its gate is shut"
@@ -133,14 +136,14 @@ def topology_is_there(view: View, name: str) -> str:
 @as_check
 def holds_back(view: View, name: str) -> str:
     """Check that the node's agent asks publishers to stay away."""
-    verdict = view.health(name)["verdict"]
+    verdict = view.agents.health(name)["verdict"]
     return "" if verdict != "ready" else "its agent still says ready"
 
 
 @as_check
 def takes_publishes(view: View, name: str) -> str:
     """Check that the node takes publishes and that its agent sends publishers there."""
-    health = view.health(name)
+    health = view.agents.health(name)
     return "" if health["verdict"] == "ready" else str(health.get("reason", "not ready"))
 
 
@@ -148,7 +151,7 @@ def takes_publishes(view: View, name: str) -> str:
 def agents_serve_the_list(view: View) -> str:
     """Check that every agent serves the generation of the operators' copy."""
     wanted = view.listed.generation
-    late = [f"{name} ({has})" for name, has in view.generations().items() if has < wanted]
+    late = [f"{name} ({has})" for name, has in view.agents.generations().items() if has < wanted]
     return f"generation {wanted} is not served by {some(late)}" if late else ""
 
 
@@ -157,9 +160,12 @@ def applied_and_attached(view: View, name: str) -> str:
     """Check that every live client works by the present list, and consumes here as on other brokers."""
     if late := _late(view):
         return late
-    here = view.queues(name)
+    here = view.brokers.queues(name)
     others = [
-        queue for node in view.brokers if node.name != name for queue in view.queues(node.name)
+        queue
+        for node in view.brokers.present
+        if node.name != name
+        for queue in view.brokers.queues(node.name)
     ]
     missing = unattached(here, others)
     return f"nobody consumes here from {some(missing)}" if missing else ""
@@ -168,7 +174,7 @@ def applied_and_attached(view: View, name: str) -> str:
 @as_check
 def is_no_home(view: View, name: str) -> str:
     """Check that no partition is at home on the broker, or has messages there that come first."""
-    left = at_home(view.chains(), str(view.node(name).address))
+    left = at_home(view.agents.chains(), str(view.node(name).address))
     return f"partitions of {some(sorted(left))} are at home there" if left else ""
 
 
@@ -187,7 +193,7 @@ def knows_the_topology(view: View, name: str) -> str:
 
     From now on, each change asks it too.
     """
-    missing = behind(view.maps(), name)
+    missing = behind(view.agents.maps(), name)
     return f"its agent has not read {some(missing)}" if missing else ""
 
 
@@ -201,7 +207,7 @@ def left_by_publishers(
     steady = Steady(interval_s, clock)
 
     def check() -> str:
-        left = [each for each in view.connections(name) if not each.consumes]
+        left = [each for each in view.brokers.connections(name) if not each.consumes]
         if left:
             steady.broken()
             return f"{plural(len(left), 'connection')} that may publish: {_who(left)}"
@@ -224,7 +230,7 @@ def nobody_is_connected(
     steady = Steady(interval_s, clock)
 
     def check() -> str:
-        left = view.connections(name)
+        left = view.brokers.connections(name)
         if left:
             steady.broken()
             return f"{plural(len(left), 'connection')} of clients: {_who(left)}"
@@ -241,12 +247,12 @@ def off_the_list(view: View, name: str, address: str) -> str:
     """
     if address in view.listed.names:
         return f"the list names {name}"
-    for one in view.served():
+    for one in view.agents.served():
         if one.served is None and one.node != name:
             return f"it is not known whether {one.node} still lists {name}: {one.fault}"
         if one.served is not None and address in one.served.names:
             return f"{one.node} serves a list that names {name}"
-    if sent := [lb for lb, brokers in view.sending().items() if name in brokers]:
+    if sent := [lb for lb, brokers in view.balancers.sending().items() if name in brokers]:
         return f"{some(sent)} sends publishers to {name}"
     return ""
 
@@ -265,8 +271,8 @@ def unused(view: View, name: str, address: str) -> str:
     if fault := misnamed(view, name, is_silent_fine=True):
         return fault
     try:
-        held = [queue for queue in view.all_queues(name) if queue.messages != 0]
-        connected = view.connections(name)
+        held = [queue for queue in view.brokers.all_queues(name) if queue.messages != 0]
+        connected = view.brokers.connections(name)
     except NoAnswer:
         return ""
     if held:
@@ -299,7 +305,7 @@ def others_serve(view: View, names: Collection[str], *, wanted: int) -> str:
 def _sending(view: View) -> tuple[Mapping[str, Collection[str]], str]:
     """Return `View.sending`; and the reason why it is not known, "" where it is."""
     try:
-        return view.sending(), ""
+        return view.balancers.sending(), ""
     except NoAnswer as fault:
         return {}, str(fault)
 
@@ -320,7 +326,7 @@ def not_ready(view: View, name: str, address: str) -> str:
     if entry is None or entry.draining:
         return "draining" if entry else "not on the list"
     try:
-        health = view.health(name)
+        health = view.agents.health(name)
     except NoAnswer as fault:
         return str(fault)
     return "" if health["verdict"] == "ready" else str(health.get("reason") or health["verdict"])
@@ -329,7 +335,7 @@ def not_ready(view: View, name: str, address: str) -> str:
 @as_check
 def is_dead(view: View, name: str) -> str:
     """Check that neither the broker nor its agent answers. Raises Blocked when one does."""
-    for what, ask in (("broker", view.queues), ("agent", view.health)):
+    for what, ask in (("broker", view.brokers.queues), ("agent", view.agents.health)):
         with suppress(NoAnswer):
             ask(name)
             raise Blocked(
@@ -342,7 +348,7 @@ def is_dead(view: View, name: str) -> str:
 def its_agent_answers(view: View, name: str) -> str:
     """Check that a broker's agent answers, as every agent must to get another list. Raises Blocked."""
     try:
-        view.health(name)
+        view.agents.health(name)
     except NoAnswer as fault:
         raise Blocked(
             f"{fault}: start it first; if its host does not come back, `ops replace {name}`"
@@ -355,7 +361,7 @@ def nobody_answers(view: View) -> str:
     """Check that there is no cluster yet: no agent of the inventory answers. Raises Blocked when one does."""
     for node in view.nodes:
         with suppress(NoAnswer):
-            view.health(node.name)
+            view.agents.health(node.name)
             raise Blocked(f"the agent of {node.name} answers: this cluster is there already")
     return ""
 
@@ -379,7 +385,7 @@ def publishes_arrive(view: View, name: str) -> Check:
     before: list[tuple[int, int]] = []
 
     def check() -> str:
-        published, acked = view.counts(name)
+        published, acked = view.brokers.counts(name)
         if not before:
             before.append((published, acked))
         if published <= before[0][0]:
@@ -416,7 +422,7 @@ def clients_at_generation(view: View) -> str:
 
     Raises NoAnswer.
     """
-    clients, wanted = view.clients(), view.listed.generation
+    clients, wanted = view.agents.clients(), view.listed.generation
     applied = sum(each.applied >= wanted for each in clients)
     return f"{applied} of {len(clients)} clients work by generation {wanted}"
 
@@ -430,9 +436,11 @@ def _late(view: View) -> str:
 
     Without any client, that proves nothing where queues are consumed: then the queues are named.
     """
-    wanted, clients = view.listed.generation, view.clients()
+    wanted, clients = view.listed.generation, view.agents.clients()
     if not clients:
-        queues = (queue for node in view.brokers for queue in view.queues(node.name))
+        queues = (
+            queue for node in view.brokers.present for queue in view.brokers.queues(node.name)
+        )
         consumed = sorted({queue.name for queue in queues if queue.consumers})
         if consumed:
             return f"no client asks for the list, and somebody consumes from {some(consumed)}"

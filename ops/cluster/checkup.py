@@ -28,8 +28,9 @@ from messagebus_tools.observing.rules import RULES, Past
 from messagebus_tools.observing.snapshot import Answer, Bus, Seen
 from ops.cluster import definitions
 from ops.cluster.absent import answering
+from ops.cluster.brokers import next_file
 from ops.cluster.topology import drift
-from ops.cluster.view import View, next_file
+from ops.cluster.view import View
 from ops.commands import kits
 from ops.commands.kits import CHECKOUT
 from ops.errors import CommandFailed, NoAnswer, OpsError
@@ -265,10 +266,10 @@ def _broker(view: View, node: Node) -> Iterator[Finding]:
         yield Finding(node.name, f"nobody listens on its {name}, {getattr(node, name)}")
     try:
         if "agent" not in closed:
-            yield from of_observed(node.name, view.observed(node.name))
+            yield from of_observed(node.name, view.agents.observed(node.name))
         if "management" not in closed:
-            yield from of_broker(node, view.overview(node.name))
-            yield from of_feature_flags(node.name, view.feature_flags(node.name))
+            yield from of_broker(node, view.brokers.overview(node.name))
+            yield from of_feature_flags(node.name, view.brokers.feature_flags(node.name))
             for rank, what in definitions.look(view, node.name):
                 yield Finding(node.name, what, rank)
     except (NoAnswer, ConfigError) as fault:
@@ -308,7 +309,7 @@ def _host(inventory: Inventory, name: str) -> Iterator[Finding]:
 
 def _list(inventory: Inventory, view: View) -> Iterator[Finding]:
     try:
-        yield from of_lists(inventory, view.listed, view.served())
+        yield from of_lists(inventory, view.listed, view.agents.served())
     except (OSError, ListInvalid, ConfigError) as fault:
         yield Finding("list", str(fault))
 

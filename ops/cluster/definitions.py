@@ -46,12 +46,12 @@ class Foreign(NamedTuple):
 
 def look(view: View, name: str) -> list[Foreign]:
     """Return the differences of one broker, the worst first. Raises NoAnswer."""
-    policies, plugins = view.policed(name)
+    policies, plugins = view.brokers.policed(name)
     passwords = dict[str, Secret]()
     for user in all_users(view.inventory):
         with suppress(OSError):
             passwords[user.name] = read(user.password_file)
-    return foreign(view.inventory, view.definitions(name), policies, plugins, passwords)
+    return foreign(view.inventory, view.brokers.definitions(name), policies, plugins, passwords)
 
 
 def foreign(

@@ -96,7 +96,7 @@ class Emptying:
         self.is_held = False
 
     def __call__(self) -> str:
-        found = self._view.all_queues(self._name)
+        found = self._view.brokers.all_queues(self._name)
         queues = [each for each in found if not each.name.startswith(STREAMS)]
         self._replayable = sum(each.messages or 0 for each in found if each not in queues)
         if any(queue.messages is None for queue in queues):
@@ -129,7 +129,7 @@ class Emptying:
     def _confirm(self, queues: list[Queue]) -> str:
         if not self._zero.holds():
             return "counted empty, looking again"
-        tried = {queue: self._view.holds_message(self._name, queue) for queue in queues}
+        tried = {queue: self._view.brokers.holds_message(self._name, queue) for queue in queues}
         if wrong := [queue for queue, holds in tried.items() if holds]:
             self._zero.broken()
             return f"{wrong[0]} was counted empty and is not"
@@ -174,7 +174,7 @@ class Emptying:
         self.is_held = True
         if self._may_be_held:
             return True
-        holding = [each for each in self._view.connections(self._name) if each.unacked]
+        holding = [each for each in self._view.brokers.connections(self._name) if each.unacked]
         who = some([str(each) for each in holding]) or "its consumers"
         raise Blocked(
             f"nothing leaves {_named(left.read)} any more: end {who}, then run this again,"

@@ -200,7 +200,9 @@ def diff(file: Path) -> int:
     """
     view = answering(View(file.absolute()))
     imported = sorted(
-        (*each, node.name) for node in view.brokers for each in definitions.look(view, node.name)
+        (*each, node.name)
+        for node in view.brokers.present
+        for each in definitions.look(view, node.name)
     )
     lines = [
         *(f"{name}: {what}" for _rank, what, name in imported),
@@ -263,7 +265,7 @@ def adopt(file: Path, yes: bool) -> None:
     file = file.absolute()
     view = View(file)
     with locked(file, "topology adopt"):
-        answered, silent = view.answering_snapshots()
+        answered, silent = view.agents.answering_snapshots()
         for name, snapshot in answered.items():
             wanted = sum(bool(entry["alive"]) for entry in _entries(snapshot).values())
             state = "intact" if snapshot["intact"] else "NOT intact"
@@ -281,23 +283,26 @@ def adopt(file: Path, yes: bool) -> None:
             confirm()
         for name in answered:
             for snapshot in answered.values():
-                view.adopt(name, snapshot)
+                view.agents.adopt(name, snapshot)
         say(f"{len(answered)} agents have the map of all of them")
 
 
 def drift(view: View) -> list[Difference]:
     """Return the differences between agents and brokers that are not absent. Raises NoAnswer."""
-    maps = {name: _entries(found) for name, found in view.snapshots().items()}
+    maps = {name: _entries(found) for name, found in view.agents.snapshots().items()}
     newest = latest(maps)
     # An agent says what its broker has; without either nobody knows what is wanted there and missing.
-    whole = [node.name for node in view.brokers if node.name not in view.absent.agents]
+    whole = [node.name for node in view.brokers.present if node.name not in view.absent.agents]
     return [
         *differences(
             maps,
-            {name: view.settled(name)["queues"] for name in whole},
-            {name: {queue.name: queue.messages for queue in view.queues(name)} for name in whole},
+            {name: view.agents.settled(name)["queues"] for name in whole},
+            {
+                name: {queue.name: queue.messages for queue in view.brokers.queues(name)}
+                for name in whole
+            },
         ),
-        *(each for name in whole for each in foreign(name, newest, view.bindings(name))),
+        *(each for name in whole for each in foreign(name, newest, view.brokers.bindings(name))),
     ]
 
 
@@ -309,13 +314,13 @@ def _entries(snapshot: dict[str, object]) -> dict[str, dict[str, object]]:
 
 def _merge_all(view: View) -> int:
     """Send each agent's map to those that are behind it. Returns the number of newer entries."""
-    snapshots, count = view.snapshots(), 0
+    snapshots, count = view.agents.snapshots(), 0
     for name, mine in snapshots.items():
         known = _entries(mine)
         for theirs in snapshots.values():
             entries = _entries(theirs)
             if newer := newer_than(known, entries):
-                view.merge(name, theirs)
+                view.agents.merge(name, theirs)
                 count += len(newer)
                 known |= {wanted: entries[wanted] for wanted in newer}
     return count
@@ -324,11 +329,11 @@ def _merge_all(view: View) -> int:
 def _otherwise(view: View) -> list[str]:
     """Return queues and exchanges that exist with other arguments than we would declare, in words."""
     lines = []
-    for name, snapshot in view.snapshots().items():
+    for name, snapshot in view.agents.snapshots().items():
         if name in view.absent.brokers:
             continue
         items = wanted_items(_entries(snapshot).values())
         for begin in range(0, len(items), ASKED_AT_ONCE):
-            if fault := view.mismatch(name, items[begin : begin + ASKED_AT_ONCE]):
+            if fault := view.agents.mismatch(name, items[begin : begin + ASKED_AT_ONCE]):
                 lines.append(f"{name}: {fault}")
     return lines

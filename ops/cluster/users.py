@@ -23,7 +23,8 @@ from messagebus.errors import ConfigError
 from messagebus.files import write_whole
 from messagebus.secret import Secret
 from messagebus.terminal import did_you_mean, plural, say
-from ops.cluster.view import View, next_file
+from ops.cluster.brokers import next_file
+from ops.cluster.view import View
 from ops.errors import NoAnswer, OpsError
 from ops.local.secrets import is_hash_of, password_hash
 from ops.provision.hosts import check_node, read_secrets, root_of
@@ -79,19 +80,19 @@ def change_password(
     stand_in = user.name + NEXT
     if user.role == "probe":
         for node in nodes:
-            view.put_user(node.name, stand_in, _body(known[node.name], password))
-            view.grant_as(node.name, stand_in, user.name)
+            view.brokers.put_user(node.name, stand_in, _body(known[node.name], password))
+            view.brokers.grant_as(node.name, stand_in, user.name)
         _apply(inventory, stand_in, password, say)
     for node in nodes:
         if inventory.supervisor != "local":
             _write_at_hosts(inventory, node, user, password)
-        view.put_user(node.name, user.name, _body(known[node.name], password))
+        view.brokers.put_user(node.name, user.name, _body(known[node.name], password))
         say(f"{node.name} has it")
     _keep(user.password_file, password)
     if user.role == "probe":
         _apply(inventory, user.name, password, say)
         for node in nodes:
-            view.drop_user(node.name, stand_in)
+            view.brokers.drop_user(node.name, stand_in)
     for node in nodes:
         if not is_hash_of(str(_known(view, node, user).get("password_hash")), password):
             raise OpsError(f"{node.name}: somebody else has changed the password of {user.name}")
@@ -104,7 +105,7 @@ def _known(view: View, node: Node, user: User) -> Mapping[str, Any]:
     Raises NoAnswer: all brokers must answer before the first is changed.
     """
     try:
-        return view.user(node.name, user.name)
+        return view.brokers.user(node.name, user.name)
     except NoAnswer as fault:
         raise NoAnswer(
             f"{fault}; a broker that is dead is left out by --without {node.name}"

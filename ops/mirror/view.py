@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from inventory.inventory import Host, Inventory, Mirror, Node, load
+from inventory.inventory import Host, Inventory, InventoryFile, Mirror, Node
 from ops.commands.hosts import as_root, power
 from ops.errors import CannotTell, CommandFailed, NoAnswer, OpsError
 from ops.mirror import commands as argv
@@ -54,7 +54,7 @@ Connect = Callable[[str], AbstractContextManager[SshConnection]]
 
 
 class MirrorView:
-    """The hosts of one mirror; the inventory is read anew for every question.
+    """The hosts of one mirror, by the inventory file as it is at each question.
 
     connect: opens a connection to a host; `ops.run.shell.remote` by default.
     """
@@ -62,12 +62,13 @@ class MirrorView:
     def __init__(self, file: Path, name: str, connect: Connect | None = None) -> None:
         self.name = name
         self.file = file
+        self._inventory = InventoryFile(file)
         self._connect = connect or shell.remote
         self._silent: dict[str, tuple[float, NoAnswer]] = {}
 
     @property
     def inventory(self) -> Inventory:
-        return load(self.file)
+        return self._inventory.load()
 
     @property
     def mirror(self) -> Mirror:

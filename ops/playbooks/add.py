@@ -150,7 +150,9 @@ def topology(name: str, view: View) -> Step:
         until="everything is there and settled, and the gate is open",
         check=checks.topology_is_there(view, name),
         within_s=TOPOLOGY_WITHIN_S,
-        proof=lambda: f"{plural(len(view.settled(name)['queues']), 'queue')} of {name} settled",
+        proof=lambda: (
+            f"{plural(len(view.agents.settled(name)['queues']), 'queue')} of {name} settled"
+        ),
     )
 
 

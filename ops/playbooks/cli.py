@@ -146,7 +146,7 @@ def restart(
     with opened(opts, called, names or every) as journal:
         view = _view(opts, names, dead)
         listed = view.listed.names
-        known = [node.name for node in view.brokers if str(node.address) in listed]
+        known = [node.name for node in view.brokers.present if str(node.address) in listed]
         wanted = journal.facts.get("names") or list(names) or known
         targets = [_known_target(view, name) for name in wanted]
         if not journal.is_resumed and len(listed) < 2:
@@ -399,7 +399,7 @@ def _drain(view: View, name: str, *, moves: bool, held_within_s: float) -> Drain
 def _delayed(view: View, name: str) -> tuple[int, float]:
     """Return the delayed messages; none where the broker cannot be asked: it may be stopped already."""
     try:
-        return delayed(view.queues(name))
+        return delayed(view.brokers.queues(name))
     except (NoAnswer, ConfigError, OSError):
         return 0, 0.0
 

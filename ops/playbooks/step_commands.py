@@ -52,9 +52,9 @@ def hangup(name: str, holding: bool, every: bool, file: Path) -> None:
     def is_meant(one: Connection) -> bool:
         return every or (one.unacked > 0 if holding else not one.consumes)
 
-    left = [one for one in view.connections(name) if is_meant(one)]
+    left = [one for one in view.brokers.connections(name) if is_meant(one)]
     for connection in left:
-        view.close_connection(name, connection.name)
+        view.brokers.close_connection(name, connection.name)
     if left:
         say(f"closed {plural(len(left), 'connection')}: {some([str(each) for each in left])}")
 
@@ -90,7 +90,7 @@ def move(name: str, file: Path) -> None:
     """
     view = View(file.absolute())
     inventory, address = view.inventory, str(view.node(name).address)
-    held = {queue.name: queue for queue in view.queues(name) if queue.messages != 0}
+    held = {queue.name: queue for queue in view.brokers.queues(name) if queue.messages != 0}
     faults = {
         node: checks.not_ready(view, node.name, str(node.address))
         for node in inventory.brokers
@@ -138,7 +138,7 @@ def rehome(name: str, file: Path) -> None:
     view = View(file.absolute())
     address = str(view.node(name).address)
     moved, stuck_since_s, told = set[tuple[str, int]](), time.monotonic(), ""
-    while left := checks.at_home(chains := view.chains(), address):
+    while left := checks.at_home(chains := view.agents.chains(), address):
         refused = dict[str, str]()
         for topic in left:
             homes = [chain.homes[-1].broker for chain in chains[topic]]
@@ -147,7 +147,7 @@ def rehome(name: str, file: Path) -> None:
                     moved.add((topic, partition))
             if to := spread(homes, _taking(view, address), away=address):
                 try:
-                    why = view.move_partitions(name, topic, to)
+                    why = view.agents.move_partitions(name, topic, to)
                 except NoAnswer as fault:
                     why = dict.fromkeys(to, str(fault))
                 refused |= {f"{topic} {p}": each for p, each in why.items()}
@@ -169,7 +169,7 @@ def rehome(name: str, file: Path) -> None:
 
 
 def _segments(view: View, name: str) -> list[Queue]:
-    return [queue for queue in view.queues(name) if queue.name.startswith(SEGMENTS)]
+    return [queue for queue in view.brokers.queues(name) if queue.name.startswith(SEGMENTS)]
 
 
 def _taking(view: View, away: str) -> list[str]:

@@ -20,10 +20,12 @@ import httpx
 from consumer_lists.nodes import Served
 from messagebus.broker import BrokerList
 from messagebus.errors import ConfigError
+from ops.cluster.brokers import Brokers
 from ops.cluster.management import Connection, Queue
-from ops.cluster.view import NOBODY, Absent, View
+from ops.cluster.members import NOBODY, Absent
 from ops.errors import CommandFailed, NoAnswer
 from ops.run.plan import Command
+from tests.support.fake_view import OneForAll
 
 __all__ = ["Killed", "SimulatedCluster", "Violation"]
 
@@ -466,7 +468,7 @@ def as_node(name: str) -> Any:
     )
 
 
-class SimulatedView:
+class SimulatedView(OneForAll):
     """View of a simulated cluster, as `ops.cluster.view.View`."""
 
     def __init__(self, cluster: SimulatedCluster, file: Path, absent: Absent = NOBODY) -> None:
@@ -490,7 +492,7 @@ class SimulatedView:
         return tuple(map(as_node, self._cluster.inventory_names))
 
     @property
-    def brokers(self) -> tuple[Any, ...]:
+    def present(self) -> tuple[Any, ...]:
         return tuple(node for node in self.nodes if node.name not in self.absent.brokers)
 
     def node(self, name: str) -> Any:
@@ -597,7 +599,7 @@ class SimulatedView:
         return found
 
     def holds_message(self, name: str, queue: Queue) -> bool | None:
-        return View.holds_message(cast(View, self), name, queue)
+        return Brokers.holds_message(cast(Brokers, self), name, queue)
 
     def _manage(self, name: str, _method: str, path: str, **_more: object) -> httpx.Response:
         """Answer a basic.get on one queue, the only such request."""

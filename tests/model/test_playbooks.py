@@ -21,8 +21,9 @@ import pytest
 
 from consumer_lists.errors import ListsError
 from messagebus.errors import MessageBusError
-from ops.cluster import absent, checks, view
+from ops.cluster import absent, brokers, checks
 from ops.cluster.absent import find_absent
+from ops.cluster.members import NOBODY
 from ops.commands.supervise import LocalNodes
 from ops.mirror import storage_cli
 from ops.mirror.failover import Arrival
@@ -121,7 +122,7 @@ class World:
         monkeypatch.setattr(command, "confirm", self._confirmed)
 
     def _view(self, absent: Any) -> SimulatedView:
-        return SimulatedView(self.cluster, self.file, absent or view.NOBODY)
+        return SimulatedView(self.cluster, self.file, absent or NOBODY)
 
     def play(self, word: str, name: str, **said: object) -> str:
         """Run a playbook as its command does. Returns how it ended, "" for well."""
@@ -419,7 +420,7 @@ def other_words_of_death_are_passed_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_cannot_be_looked_into_is_a_fault(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(view, "NOT_FETCHABLE", ())
+    patch.setattr(brokers, "NOT_FETCHABLE", ())
 
 
 def nobody_asks_who_is_there(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inventory.inventory import Address, Inventory, load, parse
+from inventory.inventory import Address, Inventory, InventoryFile, load, parse
 from inventory.tables import Provision, Timers, User
 from lb.lint import faults
 from lb.render import marker, render
@@ -215,6 +215,30 @@ def test_a_file_that_is_no_toml_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "inventory.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"inventory\.toml"):
         load(tmp_path / "inventory.toml")
+
+
+def test_a_file_is_parsed_anew_only_when_its_text_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, parsed = tmp_path / "inventory.toml", list[str]()
+
+    def counted(values: dict[str, Any], **how: Any) -> Inventory:
+        parsed.append(values["cluster"])
+        return parse(values, **how)
+
+    monkeypatch.setattr("inventory.inventory.parse", counted)
+    path.write_text(_toml())
+    known = InventoryFile(path)
+    assert known.load() == known.load() == load(path)
+    was = parsed[0]
+    path.write_text(path.read_text().replace(f'cluster = "{was}"', 'cluster = "other"'))
+    assert known.load().cluster == known.load().cluster == "other"
+    assert parsed == [was, was, "other"], "`load` has parsed it once too"
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "probe").write_text("sesame")
+    secret = known.load().balancer.probe_password
+    assert secret is not None
+    assert secret.reveal() == "sesame", "a secret is in another file"
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:

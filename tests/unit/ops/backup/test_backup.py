@@ -30,13 +30,14 @@ from ops.backup.contents import (
     without_memory,
     write_archive,
 )
-from ops.cluster.view import Absent
+from ops.cluster.members import Absent
 from ops.errors import NoAnswer, OpsError
 from ops.local import secrets
 from ops.local.files import inventory_toml
 from ops.local.layout import Layout
 from ops.run.plan import Command
 from ops.run.runner import HostRunner
+from tests.support.fake_view import OneForAll
 
 INVENTORY = """
 cluster = "prod"
@@ -323,7 +324,7 @@ MISSING = ("make policy limit", LEFT_LINE, LEFT_LINE.replace("shop", "admin"))
 ENTRY = {"origin": "mb1", "alive": True, "tomb": 0, "changed_at_ms": 1}
 
 
-class Cluster:
+class Cluster(OneForAll):
     """Data of two brokers and their agents, and the orders that they got."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +360,7 @@ class Cluster:
         return self.inventory.find(name)
 
     @property
-    def brokers(self) -> tuple[Node, ...]:
+    def present(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.name not in self.absent.brokers)
 
     def overview(self, name: str) -> dict[str, str]:

@@ -17,11 +17,13 @@ from messagebus_tools.observing.snapshot import Room
 from ops.cluster import checks, checkup
 from ops.cluster.checks import Steady, some
 from ops.cluster.management import Connection, Queue
-from ops.cluster.view import Absent, View
+from ops.cluster.members import Absent
+from ops.cluster.view import View
 from ops.errors import NoAnswer, NotProved, OpsError
 from ops.local import files
 from ops.local.layout import Layout
 from ops.run.plan import Blocked
+from tests.support.fake_view import OneForAll, view_of
 from tests.support.observed import answer
 
 GOOD = "# cluster: local\n# generation: 3\n127.0.0.11:5672\n127.0.0.12:5672\n"
@@ -211,7 +213,7 @@ def test_an_agent_is_behind_in_what_any_other_knows_later() -> None:
     assert checks.behind({"mb4": {}}, "mb4") == []
 
 
-class Connections:
+class Connections(OneForAll):
     """Clients of a broker by its statistics, look by look: client -> whether it consumes."""
 
     def __init__(self, *looks: dict[str, bool]) -> None:
@@ -236,7 +238,7 @@ class Connections:
         return []
 
     @property
-    def brokers(self) -> list[SimpleNamespace]:
+    def present(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(name="mb1")]
 
     def queues(self, _name: str) -> list[Queue]:
@@ -273,7 +275,7 @@ def test_those_that_consume_are_no_publishers_and_are_clients() -> None:
 
 
 def test_a_broker_that_answers_is_not_dead() -> None:
-    class Half:
+    class Half(OneForAll):
         def queues(self, _name: str) -> list[Queue]:
             raise NoAnswer("management of mb2 does not answer")
 
@@ -324,7 +326,7 @@ def test_many_names_are_told_as_a_few_and_a_number() -> None:
 OWN = "127.0.0.12:5672"
 
 
-class Named:
+class Named(OneForAll):
     """View of one node. broker, agent: what each calls itself, or why it does not answer."""
 
     absent = Absent()
@@ -379,12 +381,12 @@ def test_silence_proves_no_name_and_contradicts_none() -> None:
 def test_what_was_started_is_the_broker_of_these_addresses() -> None:
     node = SimpleNamespace(address=OWN)
     for called in (OWN, "127.0.0.13:5672"):
-        view = SimpleNamespace(
+        view = view_of(
             queues=lambda _name: [],
             node=lambda _name: node,
             overview=lambda _name, called=called: {"cluster_name": called},
         )
-        told = checks.answers(cast(View, view), "mb2")()
+        told = checks.answers(view, "mb2")()
         assert told == (
             "" if called == OWN else f"the broker at its addresses calls itself {called}, not {OWN}"
         )
@@ -392,7 +394,7 @@ def test_what_was_started_is_the_broker_of_these_addresses() -> None:
 
 def test_whoever_was_stopped_listens_nowhere_any_more() -> None:
     listens = {"address": True, "management": False, "agent": True}
-    view = cast(View, SimpleNamespace(is_shut=lambda _name, what: not listens[what]))
+    view = view_of(is_shut=lambda _name, what: not listens[what])
     ends = ("address", "management", "agent")
     told = checks.fell_silent(view, "mb2", *ends)()
     assert told == "somebody still listens at its address, agent"

@@ -13,17 +13,19 @@ from ops.cluster import emptying
 from ops.cluster.absent import dead_balancers, find_absent
 from ops.cluster.emptying import Emptying
 from ops.cluster.management import Connection, Queue
-from ops.cluster.view import Absent, View
+from ops.cluster.members import Absent
+from ops.cluster.view import View
 from ops.commands.supervise import LocalNodes
 from ops.errors import CommandFailed, NoAnswer, OpsError
 from ops.run.plan import Blocked, Command
+from tests.support.fake_view import OneForAll
 
 
 def queue(name: str, messages: int | None = 0, consumers: int = 0) -> Queue:
     return Queue(name=name, messages=messages, consumers=consumers)
 
 
-class Broker:
+class Broker(OneForAll):
     """Queues as a broker's statistics would show them, look by look."""
 
     def __init__(self, *looks: list[Queue], holds: set[str] | None = None) -> None:
@@ -229,7 +231,7 @@ class Node:
         self.name, self.host = name, host
 
 
-class Cluster:
+class Cluster(OneForAll):
     """Cluster. answering: parts that answer. processes: part -> its supervisor's report.
 
     silent: balancers that do not answer -> whether their host says that they have ended.

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -20,13 +20,16 @@ from messagebus.secret import Secret
 from messagebus.topology import LADDER, declarations, parse_wanted
 from ops.__main__ import main
 from ops.cluster import definitions, topology
+from ops.cluster.brokers import next_file
+from ops.cluster.members import Absent
 from ops.cluster.topology import Difference, differences, foreign, latest, newer_than, wanted_items
 from ops.cluster.users import change_password, find_user
-from ops.cluster.view import Absent, View, next_file
+from ops.cluster.view import View
 from ops.errors import NoAnswer, OpsError
 from ops.local import files, secrets
 from ops.local.layout import Layout
 from ops.local.secrets import is_hash_of, password_hash
+from tests.support.fake_view import OneForAll, view_of
 
 
 def entry(wanted: str, number: int = 1, *, alive: bool = True, **options: Any) -> dict[str, Any]:
@@ -82,15 +85,15 @@ def test_whoever_does_not_answer_is_left_out_and_the_others_are_compared() -> No
         return {"queues": {"mb.sub/orders/new": name != "mb4"}}
 
     absent = Absent(brokers=frozenset({"mb3"}), agents=frozenset({"mb2"}))
-    view = SimpleNamespace(
+    view = view_of(
         absent=absent,
-        brokers=[SimpleNamespace(name=name) for name in ("mb1", "mb2", "mb4")],
+        present=[SimpleNamespace(name=name) for name in ("mb1", "mb2", "mb4")],
         snapshots=lambda: {"mb1": known, "mb3": {"entries": []}, "mb4": known},
         settled=settled,
         queues=lambda _name: [],
         bindings=lambda _name: [],
     )
-    assert [str(each) for each in topology.drift(cast(View, view))] == [
+    assert [str(each) for each in topology.drift(view)] == [
         "mb3: orders/new is wanted: its agent does not know",
         "mb4: mb.sub/orders/new is not there, or not settled",
     ]
@@ -120,7 +123,7 @@ def test_a_binding_that_nobody_wants_is_told() -> None:
     ]
 
 
-class Agents:
+class Agents(OneForAll):
     """Agents whose brokers have all that they know. merged: agents that were told, in order."""
 
     def __init__(self, **entries: list[dict[str, Any]]) -> None:
@@ -149,7 +152,7 @@ class Agents:
     absent = Absent()
 
     @property
-    def brokers(self) -> list[Any]:
+    def present(self) -> list[Any]:
         return self.nodes
 
     def bindings(self, _name: str) -> list[Any]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import ssl
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from lb.errors import BalancerUnreachable
 from lb.runtime import ServerState
 from ops.cluster.management import Queue
-from ops.cluster.view import Absent, View
+from ops.cluster.members import Absent
+from ops.cluster.view import View
 from ops.errors import NoAnswer
 from ops.local import files, secrets
 from ops.local.certificates import issue_missing
@@ -53,7 +55,7 @@ def test_queues_of_one_connection_do_not_count(view: View, answers: dict[str, An
         {"name": "amq.gen-x", "messages": 0, "consumers": 1, "exclusive": True},
         {"name": "mb.queue/new"},
     ]
-    assert view.queues("mb1") == [
+    assert view.brokers.queues("mb1") == [
         Queue(name="mb.sub/orders/billing", messages=3, consumers=1),
         Queue(name="mb.queue/new", messages=None, consumers=0),
     ]
@@ -81,7 +83,7 @@ def test_connections_are_those_of_applications_with_whether_they_consume(
         {"connection_details": {"name": "3 -> 2"}, "messages_unacknowledged": 4},
         {"connection_details": {"name": "3 -> 2"}, "messages_unacknowledged": 1},
     ]
-    found = view.connections("mb1")
+    found = view.brokers.connections("mb1")
     assert [(one.name, one.consumes, one.unacked) for one in found] == [
         ("1 -> 2", False, 0),
         ("3 -> 2", True, 5),
@@ -95,20 +97,20 @@ def test_connections_are_those_of_applications_with_whether_they_consume(
 def test_maps_of_all_agents(view: View, answers: dict[str, Any]) -> None:
     entry = {"wanted": "orders", "number": 4, "origin": "a:1", "alive": True, "tomb": 0}
     answers["/topology"] = {"entries": [entry]}
-    assert view.maps() == {name: {"orders": (4, "a:1", True)} for name in ("mb1", "mb2")}
+    assert view.agents.maps() == {name: {"orders": (4, "a:1", True)} for name in ("mb1", "mb2")}
 
 
 def test_who_does_not_answer_is_named(view: View, answers: dict[str, Any]) -> None:
     with pytest.raises(NoAnswer, match="agent of mb2 does not answer"):
-        view.health("mb2")
+        view.agents.health("mb2")
     answers["/api/queues"] = 401
     with pytest.raises(NoAnswer, match="management of mb1: HTTP 401 no such luck"):
-        view.queues("mb1")
+        view.brokers.queues("mb1")
 
 
 def test_an_answer_that_means_something_is_no_fault(view: View, answers: dict[str, Any]) -> None:
     answers["/api/connections"] = 404
-    view.close_connection("mb1", "1 -> 2")
+    view.brokers.close_connection("mb1", "1 -> 2")
 
 
 def test_queues_of_all_virtual_hosts_are_known_with_their_kind(
@@ -119,8 +121,8 @@ def test_queues_of_all_virtual_hosts_are_known_with_their_kind(
         {"name": "mb.queue/jobs", "vhost": "/", "messages": 3},
         {"name": "legacy", "vhost": "other", "type": "stream", "messages": 2, "arguments": sac},
     ]
-    assert [queue.name for queue in view.queues("mb1")] == ["mb.queue/jobs"]
-    legacy = view.all_queues("mb1")[1]
+    assert [queue.name for queue in view.brokers.queues("mb1")] == ["mb.queue/jobs"]
+    legacy = view.brokers.all_queues("mb1")[1]
     assert legacy == Queue(
         name="legacy", messages=2, consumers=0, vhost="other", kind="stream", single_active=True
     )
@@ -132,21 +134,21 @@ def test_a_get_that_cannot_be_had_says_nothing(
 ) -> None:
     jobs = Queue(name="jobs", messages=0, consumers=0)
     answers["/get"] = []
-    assert view.holds_message("mb1", jobs) is False
+    assert view.brokers.holds_message("mb1", jobs) is False
     answers["/get"] = [{"payload": ""}]
-    assert view.holds_message("mb1", jobs) is True
+    assert view.brokers.holds_message("mb1", jobs) is True
 
     def refused(text: str) -> None:
         locked = httpx.Response(400, text=text)
         monkeypatch.setattr("ops.cluster.management.httpx.request", lambda *_, **__: locked)
 
     refused('{"reason": "405 RESOURCE_LOCKED - cannot obtain access to locked queue"}')
-    assert view.holds_message("mb1", jobs) is None
+    assert view.brokers.holds_message("mb1", jobs) is None
     refused('{"reason": "bad_request"}')
     with pytest.raises(NoAnswer, match="HTTP 400"):
-        view.holds_message("mb1", jobs)
+        view.brokers.holds_message("mb1", jobs)
     stream = Queue(name="log", messages=0, consumers=0, kind="stream")
-    assert view.holds_message("mb1", stream) is None, "nobody is asked"
+    assert view.brokers.holds_message("mb1", stream) is None, "nobody is asked"
 
 
 def test_who_is_absent_is_left_out_of_every_question_to_all(
@@ -154,11 +156,35 @@ def test_who_is_absent_is_left_out_of_every_question_to_all(
 ) -> None:
     answers["127.0.0.11:8081/topology"] = {"entries": []}
     with pytest.raises(NoAnswer, match="agent of mb2"):
-        view.maps()
+        view.agents.maps()
     without = View(view.file, Absent(brokers=frozenset({"mb1"}), agents=frozenset({"mb2"})))
-    assert without.maps() == {"mb1": {}}
-    assert [node.name for node in without.brokers] == ["mb2"]
+    assert without.agents.maps() == {"mb1": {}}
+    assert [node.name for node in without.brokers.present] == ["mb2"]
     assert without.absent.nodes == ["mb1", "mb2"]
+
+
+def test_agents_are_asked_side_by_side_and_the_absent_one_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(dir=tmp_path, numbers=(1, 2, 3, 4))
+    layout.inventory.write_text(files.inventory_toml(layout))
+    secrets.ensure(layout.secrets_dir)
+    all_are_asked = threading.Barrier(3)
+
+    def request(_method: str, url: str, **_more: object) -> httpx.Response:
+        assert "127.0.0.14" not in url, "mb4 is absent"
+        all_are_asked.wait(timeout=30)
+        if "127.0.0.12" in url:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json={"entries": []})
+
+    monkeypatch.setattr("ops.cluster.management.httpx.request", request)
+    agents = View(layout.inventory, Absent(agents=frozenset({"mb4"}))).agents
+    answered, silent = agents.answering_snapshots()
+    assert (list(answered), list(silent)) == (["mb1", "mb3"], ["mb2"])
+    assert agents.chains() == {}
+    with pytest.raises(NoAnswer, match=r"^agent of mb2 does not answer"):
+        agents.snapshots()
 
 
 @pytest.fixture
@@ -182,27 +208,29 @@ def test_a_silent_balancer_is_named_and_an_absent_one_is_left_out(
 ) -> None:
     down = dataclasses.replace(UP, name="mb2", verdict="drain")
     fronts["haproxy"] = {"mb1": UP, "mb2": down}
-    assert view.silent_balancers() == ["haproxy2"]
+    assert view.balancers.silent_balancers() == ["haproxy2"]
     with pytest.raises(NoAnswer, match="balancer haproxy2: refused"):
-        view.sending()
+        view.balancers.sending()
     without = View(view.file, Absent(balancers=frozenset({"haproxy2"})))
-    assert without.sending() == {"haproxy": {"mb1"}}
+    assert without.balancers.sending() == {"haproxy": {"mb1"}}
     fronts["haproxy2"] = {"mb2": dataclasses.replace(UP, name="mb2")}
-    assert without.sending() == {"haproxy": {"mb1"}, "haproxy2": {"mb2"}}, "it is back by itself"
+    assert without.balancers.sending() == {"haproxy": {"mb1"}, "haproxy2": {"mb2"}}, (
+        "it is back by itself"
+    )
 
 
 def test_a_balancer_has_ended_when_its_host_knows_no_process_of_it(
     view: View, fronts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert view.balancer_has_ended("haproxy2")
+    assert view.hosts.balancer_has_ended("haproxy2")
     monkeypatch.setattr("lb.hosts.LocalMachine.signal_master", lambda *_: True)
-    assert not view.balancer_has_ended("haproxy2")
+    assert not view.hosts.balancer_has_ended("haproxy2")
 
     def away(*_: object) -> bool:
         raise BalancerUnreachable("no SSH")
 
     monkeypatch.setattr("lb.hosts.LocalMachine.signal_master", away)
-    assert not view.balancer_has_ended("haproxy2")
+    assert not view.hosts.balancer_has_ended("haproxy2")
 
 
 def test_with_tls_a_broker_that_speaks_none_is_not_asked_in_clear(
@@ -220,5 +248,5 @@ def test_with_tls_a_broker_that_speaks_none_is_not_asked_in_clear(
 
     monkeypatch.setattr("ops.cluster.management.httpx.request", request)
     with pytest.raises(NoAnswer, match="management of mb1 does not answer"):
-        View(layout.inventory).queues("mb1")
+        View(layout.inventory).brokers.queues("mb1")
     assert asked == ["https"]

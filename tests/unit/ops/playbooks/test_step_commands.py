@@ -12,8 +12,9 @@ import pytest
 
 from messagebus_tools.moving import MessagesMoved
 from ops.__main__ import main
+from ops.cluster.agents import Agents
+from ops.cluster.brokers import Brokers
 from ops.cluster.management import Queue
-from ops.cluster.view import View
 from ops.errors import OpsError
 from ops.local import files, secrets
 from ops.local.layout import Layout
@@ -74,15 +75,15 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict
     layout.list_file.write_text(f"# generation: 1\n{listed}")
     told: dict[str, Any] = {"mb2": "", "mb3": "", "mb4": ""}
 
-    def health(_view: View, name: str) -> dict[str, str]:
+    def health(_agents: Agents, name: str) -> dict[str, str]:
         return {"verdict": "drain" if told[name] else "ready", "reason": told[name]}
 
     def move(_bus: object, queues: Iterable[str], **asked: Any) -> MessagesMoved:
         told["targets"] = asked["targets"]
         return MessagesMoved({(queue, "x"): 1 for queue in queues})
 
-    monkeypatch.setattr(View, "health", health)
-    monkeypatch.setattr(View, "queues", lambda *_: [Queue(name="q", messages=1, consumers=0)])
+    monkeypatch.setattr(Agents, "health", health)
+    monkeypatch.setattr(Brokers, "queues", lambda *_: [Queue(name="q", messages=1, consumers=0)])
     monkeypatch.setattr("ops.playbooks.step_commands.move_messages", move)
     return layout.inventory, told
 
