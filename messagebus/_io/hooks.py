@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -87,7 +88,7 @@ class HookChain:
                 if not isinstance(made, Message):
                     raise TypeError(f"publishing returned {type(made).__name__}, not a Message")
                 message = made
-            except Exception as fault:  # no error of a hook may lose the message
+            except BaseException as fault:  # no error of a hook may lose the message
                 self._failed("publishing", hook, fault)
             given.append(message)
         if message.message_id != first.message_id:  # the broker and other hooks know this id
@@ -110,14 +111,14 @@ class HookChain:
         for hook, message in zip(self._hooks, given, strict=True):
             try:
                 hook.published(destination, message, published)
-            except Exception as fault:
+            except BaseException as fault:
                 self._failed("published", hook, fault)
 
     def spooled(self, destination: str, published: Published) -> None:
         for hook in self._hooks:
             try:
                 hook.spooled(destination, published)
-            except Exception as fault:
+            except BaseException as fault:
                 self._failed("spooled", hook, fault)
 
     def publishing_many(self, destination: str) -> AbstractContextManager[None]:
@@ -136,17 +137,23 @@ class HookChain:
         for hook in self._hooks:
             try:
                 hook.handled(delivery, answer, error)
-            except Exception as fault:
+            except BaseException as fault:
                 self._failed("handled", hook, fault)
 
     def deduplicated(self, delivery: Delivery, verdict: str) -> None:
         for hook in self._hooks:
             try:
                 hook.deduplicated(delivery, verdict)
-            except Exception as fault:
+            except BaseException as fault:
                 self._failed("deduplicated", hook, fault)
 
-    def _failed(self, where: str, hook: object, fault: Exception) -> None:
+    def _failed(self, where: str, hook: object, fault: BaseException) -> None:
+        """Log the failure, whatever the hook raised: SystemExit would end the application's loop.
+
+        Raises the KeyboardInterrupt of the main thread again: it may be a user's Ctrl-C.
+        """
+        if isinstance(fault, KeyboardInterrupt) and _is_main_thread():
+            raise fault
         if self._failures % TOLD_EVERY == 0:
             log.warning(
                 "hook failed hook=%s where=%s failures=%d error=%s",
@@ -157,6 +164,10 @@ class HookChain:
                 exc_info=fault,
             )
         self._failures += 1
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class Watched:
@@ -210,7 +221,7 @@ class _Around:
             try:
                 context = make(self._about)
                 context.__enter__()
-            except Exception as fault:
+            except BaseException as fault:
                 self._chain._failed(self._where, make.__self__, fault)  # type: ignore[attr-defined]
             else:
                 self._entered.append(context)
@@ -224,6 +235,6 @@ class _Around:
         for context in reversed(self._entered):
             try:
                 context.__exit__(kind, error, trace)
-            except Exception as fault:
+            except BaseException as fault:
                 if fault is not error:  # one made by @contextmanager raises it again
                     self._chain._failed(self._where, context, fault)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from messagebus import (
     ConfigError,
     Delivery,
+    Hooks,
     Message,
     Park,
     Reject,
@@ -222,6 +224,24 @@ async def test_whatever_a_handler_raises_ends_no_worker(bus: Bus, error: BaseExc
     work = run(consumer, handler, retry=policy)
     await publish(bus, "bad", "good")
     await counted(consumer, parked=1, acked=1, failed=2)
+    assert await ended(consumer, work) == 0
+
+
+@pytest.mark.guarantee("exceptions-end-no-worker")
+@pytest.mark.parametrize("where", ["handling", "handled"])
+async def test_a_hook_that_exits_ends_no_worker_and_fails_no_run(bus: Bus, where: str) -> None:
+    class Exiting(Hooks):
+        def handling(self, delivery: Delivery) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext() if where != "handling" else sys.exit(3)
+
+        def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
+            if where == "handled":
+                sys.exit(3)
+
+    consumer, handler = await bus.consumer(hooks=[Exiting()]), Handler()
+    work = run(consumer, handler)
+    await publish(bus, "a", "b")
+    await counted(consumer, acked=2, failed=0, parked=0)
     assert await ended(consumer, work) == 0
 
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,17 +56,25 @@ class Noting(Hooks):
 
 
 class Failing(Hooks):
+    error: type[BaseException] = OSError
+
     def publishing(self, destination: str, message: Message) -> Message:
-        raise OSError("publishing")
+        raise self.error("publishing")
 
     def published(self, destination: str, message: Message, published: Published) -> None:
-        raise OSError("published")
+        raise self.error("published")
+
+    def spooled(self, destination: str, published: Published) -> None:
+        raise self.error("spooled")
 
     def handling(self, delivery: Delivery) -> contextlib.AbstractContextManager[None]:
-        raise OSError("handling")
+        raise self.error("handling")
 
     def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
-        raise OSError("handled")
+        raise self.error("handled")
+
+    def deduplicated(self, delivery: Delivery, verdict: str) -> None:
+        raise self.error("deduplicated")
 
 
 class LeavingBadly(Hooks):
@@ -155,6 +165,41 @@ def test_a_hook_that_fails_harms_neither_the_message_nor_the_others(
     assert [record.getMessage() for record in caplog.records] == [
         "hook failed hook=Failing where=publishing failures=1 error=OSError"
     ]
+
+
+ENDINGS = [SystemExit, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt]
+
+
+@pytest.mark.parametrize("error", ENDINGS)
+def test_a_hook_that_would_end_the_process_ends_no_more_than_its_own_call(
+    error: type[BaseException],
+) -> None:
+    failing, notes, waiter = Failing(), list[Any](), Waiter()
+    failing.error = error
+    chain = HookChain([failing, Noting("a", notes)])
+
+    def call_all() -> None:
+        message, watched = chain.publishing(SHAPE, b"", None, waiter)
+        watched.set_result(end(message))
+        chain.spooled("orders", end(message))
+        with chain.handling(DELIVERY):
+            notes.append("handler")
+        chain.handled(DELIVERY, "ack", None)
+        chain.deduplicated(DELIVERY, "duplicate")
+        notes.append("end")
+
+    thread = threading.Thread(target=call_all)  # where no signal handler raises
+    thread.start()
+    thread.join()
+    assert notes == [("a", "confirmed", True), "a in", "handler", "a out", ("a", "ack", None), "end"]
+    assert waiter.result is not None
+
+
+def test_ctrl_c_within_a_hook_of_the_main_thread_reaches_the_application() -> None:
+    failing = Failing()
+    failing.error = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        HookChain([failing]).handled(DELIVERY, "ack", None)
 
 
 @pytest.mark.parametrize("returned", [None, "x"])
