@@ -34,7 +34,7 @@ from messagebus._io.consume.runs import (
     words_of,
 )
 from messagebus._io.hooks import HookChain, Watched, hook_chain
-from messagebus._io.loop import Ends, OneStop, Tasks, now_ms
+from messagebus._io.loop import Ends, OneStop, Origin, Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
     Address,
@@ -128,29 +128,18 @@ class AsyncPublisher:
         hooks: Sequence[Hooks] = (),
         _wire: Wire | None = None,
     ) -> None:
-        self._bus = bus
         self._config = with_spool(config, spool)
         self._hooks = hook_chain(hooks)
-        self._wire = _wire or amqp_wire(bus)
-        self._status = Status.INITIALIZED
-        self._is_starting, self._ending = False, OneStop()
-        self._driver: PublishDriver | None = None
-        self._fleet: Fleet | None = None  # made by the first redundant publish
-        self._outgoing = Outgoing(
-            self._config.redundant,
-            self._config.redundancy,
-            has_spool=self._config.spool is not None,
-        )
-        # Calls that wait for room, by their tickets: first come, first served.
+        self._intake = _Intake(bus, self._config, self._hooks, _wire or amqp_wire(bus))
+        self._outgoing = self._intake.outgoing
+        self._waiting = self._intake.waiting
+        self._waiting_redundant = self._intake.waiting_redundant
         self._tickets = itertools.count()
-        self._waiting: deque[_Ticket] = deque()
-        # Of redundant publishes: where there is one broker left, no others wait for room with them.
-        self._waiting_redundant: deque[_Ticket] = deque()
 
     @property
     def status(self) -> Status:
         """The current `Status`."""
-        return self._status
+        return self._intake.status
 
     @property
     def config(self) -> PublisherConfig:
@@ -161,53 +150,21 @@ class AsyncPublisher:
         self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S
     ) -> None:
         """Start, as `Publisher.start` does. A start that is cancelled stops the publisher."""
-        if self._status is not Status.INITIALIZED or self._is_starting:
-            raise Stopped(f"a publisher starts once; this one is {self._status.value}")
-        self._loop = asyncio.get_running_loop()
-        if self._hooks is not None:
-            self._hooks.begin()
-        self._is_starting = True
+        driver, self._loop = await self._intake.start()
         try:
-            await refuse_batches(self._config, self._wire)
-            if self._status is Status.INITIALIZED:
-                self._driver = make_driver(
-                    self._bus, self._config, self._on_room, self._wire, self._hooks
-                )
-        finally:
-            self._is_starting = False
-        if self._driver is None:
-            raise Stopped("the publisher was stopped while it started")
-        driver = self._driver
-        if self._config.spool is None:
-            driver.on_partitioned(self._adopt)
-        driver.start()
-        self._status = RUNNING
-        try:
-            await self._fulfil(driver, require, timeout_s)
+            await self._intake.fulfil(driver, require, timeout_s)
         except BaseException:
             await self.stop(0)
             raise
 
-    async def _fulfil(self, driver: PublishDriver, require: str | None, timeout_s: float) -> None:
-        if require is None:
-            return
-        if not await wait_connected(driver, timeout_s):
-            raise not_connected(driver, self._bus, timeout_s)
-        if self._ending.has_begun:
-            raise Stopped("the publisher was stopped while it started")
-        if told := cannot_be_redundant(driver, self._config):
-            raise NotReady(told)
-
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Stop, as `Publisher.stop` does. A caller that is cancelled leaves the stop running."""
-        timeout_s = checked_grace(timeout_s)
-        if not self._ending.has_begun:
-            was, self._status = self._status, Status.STOPPED
-            if was is not RUNNING or self._driver is None:
-                return 0
-            self._on_room()
-            self._ending.begin(stop_all(self._driver, lambda: self._fleet, timeout_s, self._config))
-        return await self._ending.wait()
+        return await self._intake.stop(checked_grace(timeout_s))
+
+    def __del__(self) -> None:
+        intake: _Intake | None = getattr(self, "_intake", None)
+        if intake is not None and intake.status is RUNNING and intake.origin is not None:
+            intake.origin.end_dropped(self, partial(intake.begin_stop, STOP_TIMEOUT_S))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -233,7 +190,7 @@ class AsyncPublisher:
             await self._accept(driver, (target, body, message), timeout_s, future)
             return future
         if target.redundancy:
-            fleet = self._fleet
+            fleet = self._intake.fleet
             if fleet is None or self._waiting_redundant or not fleet.has_room(len(body)):
                 outgoing = (target, body, message)
                 await self._accept_redundant(driver, outgoing, timeout_s, future)
@@ -339,7 +296,7 @@ class AsyncPublisher:
         try:
             for payload in payloads:
                 outgoing = target, body, message = read(destination, payload, options)
-                fleet = self._fleet
+                fleet = self._intake.fleet
                 if fleet is None or self._waiting_redundant or not fleet.has_room(len(body)):
                     many.add(await self._accept_redundant(driver, outgoing, timeout_s, many))
                 else:
@@ -350,16 +307,6 @@ class AsyncPublisher:
         await finished
         return ends_or_raise(many.results(), failed)
 
-    def _adopt(self, address: Address, options: TopicOptions, items: list[Item]) -> str:
-        """Publish a topic to the homes of its partitions."""
-        if self._fleet is None:
-            assert self._driver is not None  # it calls, also while it stops
-            self._fleet = new_fleet(
-                self._driver, self._bus, self._config, self._on_room, self._wire
-            )
-        self._outgoing.partitioned(address.name)
-        return self._fleet.adopt(address, options, items)
-
     async def _accept_redundant(
         self,
         driver: PublishDriver,
@@ -368,10 +315,7 @@ class AsyncPublisher:
         waiter: Waiter | Many | None,
     ) -> Ended:
         target, body, message = outgoing
-        fleet = self._fleet
-        if fleet is None:
-            fleet = new_fleet(driver, self._bus, self._config, self._on_room, self._wire)
-            self._fleet = fleet
+        fleet = self._intake.fleet or self._intake.make_fleet(driver)
         timeout_ms = self._timeout_ms(timeout_s)
         if self._waiting_redundant or not fleet.has_room(len(body)):
             timeout_ms = await self._wait_for_room(len(body), timeout_ms, room_of=fleet)
@@ -413,27 +357,30 @@ class AsyncPublisher:
 
     async def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait until all is settled, as `Publisher.flush` does."""
-        return await (self._fleet or self._running()).flush(timeout_s)
+        return await (self._intake.fleet or self._running()).flush(timeout_s)
 
     def refresh_connection(self) -> None:
         """Dial anew, as `Publisher.refresh_connection` does."""
-        (self._fleet or self._running()).renew()
+        (self._intake.fleet or self._running()).renew()
 
     def stats(self) -> PublisherStats:
         """Return a snapshot; cheap."""
-        if self._driver is None:
+        intake = self._intake
+        if intake.driver is None:
             raise Stopped("not started")
-        return publisher_stats(self._driver, self._fleet)
+        return publisher_stats(intake.driver, intake.fleet)
 
     def _away_home(self, destination: str, key: str) -> str:
         """Return the home of a key, or of no key, that is away; "" where none is, or no broker is there."""
-        homes = None if self._fleet is None else self._fleet.homes
+        fleet = self._intake.fleet
+        homes = None if fleet is None else fleet.homes
         return "" if homes is None else homes.away_home(destination, key)
 
     def _running(self) -> PublishDriver:
-        if self._driver is None or self._status is not RUNNING:
-            raise Stopped(why_not_running(self._status, "publisher", "async with"))
-        return self._driver
+        intake = self._intake
+        if intake.driver is None or intake.status is not RUNNING:
+            raise Stopped(why_not_running(intake.status, "publisher", "async with"))
+        return intake.driver
 
     async def _wait_for_room(
         self, size: int, timeout_ms: int, count: int = 1, *, room_of: Fleet | None = None
@@ -467,19 +414,111 @@ class AsyncPublisher:
             ):  # timed out or cancelled: if it was woken, the next one has its turn
                 with contextlib.suppress(ValueError):
                     queue.remove(mine)
-                self._on_room()
+                self._intake.on_room()
 
-    def _on_room(self) -> None:
+    @property
+    def _driver(self) -> PublishDriver | None:
+        return self._intake.driver
+
+    @property
+    def _fleet(self) -> Fleet | None:
+        return self._intake.fleet
+
+
+class _Intake:
+    """The drivers of an `AsyncPublisher`, and the calls that wait for room in them.
+
+    It has no reference to its publisher, which can so be collected without a stop.
+    """
+
+    def __init__(
+        self, bus: BusConfig, config: PublisherConfig, hooks: HookChain | None, wire: Wire
+    ) -> None:
+        self._bus, self._config, self._hooks, self._wire = bus, config, hooks, wire
+        self.status = Status.INITIALIZED
+        self.origin: Origin | None = None
+        self.driver: PublishDriver | None = None
+        self.fleet: Fleet | None = None  # made by the first redundant publish
+        self._is_starting, self._ending = False, OneStop()
+        self.outgoing = Outgoing(
+            config.redundant, config.redundancy, has_spool=config.spool is not None
+        )
+        # Calls that wait for room, by their tickets: first come, first served.
+        self.waiting: deque[_Ticket] = deque()
+        # Of redundant publishes: where there is one broker left, no others wait for room with them.
+        self.waiting_redundant: deque[_Ticket] = deque()
+
+    async def start(self) -> tuple[PublishDriver, asyncio.AbstractEventLoop]:
+        """Start a driver on the running loop. Raises Stopped at a second start, and ConfigError."""
+        if self.status is not Status.INITIALIZED or self._is_starting:
+            raise Stopped(f"a publisher starts once; this one is {self.status.value}")
+        self.origin = Origin()
+        if self._hooks is not None:
+            self._hooks.begin()
+        self._is_starting = True
+        try:
+            await refuse_batches(self._config, self._wire)
+            if self.status is Status.INITIALIZED:
+                self.driver = make_driver(
+                    self._bus, self._config, self.on_room, self._wire, self._hooks
+                )
+        finally:
+            self._is_starting = False
+        if (driver := self.driver) is None:
+            raise Stopped("the publisher was stopped while it started")
+        if self._config.spool is None:
+            driver.on_partitioned(partial(self._adopt, driver))
+        driver.start()
+        self.status = RUNNING
+        return driver, self.origin.loop
+
+    async def fulfil(self, driver: PublishDriver, require: str | None, timeout_s: float) -> None:
+        """Wait until start(require=...) is fulfilled. Raises NotReady, Stopped or LoginRefused."""
+        if require is None:
+            return
+        if not await wait_connected(driver, timeout_s):
+            raise not_connected(driver, self._bus, timeout_s)
+        if self._ending.has_begun:
+            raise Stopped("the publisher was stopped while it started")
+        if told := cannot_be_redundant(driver, self._config):
+            raise NotReady(told)
+
+    async def stop(self, timeout_s: float) -> int:
+        """Begin the stop, if nobody has, and wait for its end. Returns how many were left."""
+        self.begin_stop(timeout_s)
+        return await self._ending.wait() if self._ending.has_begun else 0
+
+    def begin_stop(self, timeout_s: float) -> None:
+        """Begin the stop, unless it has begun or there is nothing to stop. On the loop."""
+        was, self.status = self.status, Status.STOPPED
+        if was is RUNNING and self.driver is not None:
+            self.on_room()
+            self._ending.begin(stop_all(self.driver, lambda: self.fleet, timeout_s, self._config))
+
+    def _adopt(
+        self, driver: PublishDriver, address: Address, options: TopicOptions, items: list[Item]
+    ) -> str:
+        """Publish a topic to the homes of its partitions."""
+        fleet = self.fleet or self.make_fleet(driver)
+        self.outgoing.partitioned(address.name)
+        return fleet.adopt(address, options, items)
+
+    def make_fleet(self, driver: PublishDriver) -> Fleet:
+        """Make the fleet around the publisher's driver."""
+        self.fleet = new_fleet(driver, self._bus, self._config, self.on_room, self._wire)
+        return self.fleet
+
+    def on_room(self) -> None:
         """Wake as many calls as there is room for, once half the backlog is free: it saves wake-ups."""
-        if self._waiting and self._driver is not None:
-            pending = self._driver.pending
-            self._wake(self._waiting, pending.waiting, pending.has_room(0))
-        if self._waiting_redundant and self._fleet is not None:
-            self._wake(self._waiting_redundant, self._fleet.waiting[0], self._fleet.has_room(0))
+        if self.waiting and self.driver is not None:
+            pending = self.driver.pending
+            self._wake(self.waiting, pending.waiting, pending.has_room(0))
+        if self.waiting_redundant and self.fleet is not None:
+            self._wake(self.waiting_redundant, self.fleet.waiting[0], self.fleet.has_room(0))
 
     def _wake(self, queue: deque[_Ticket], waiting: int, has_room: bool) -> None:
         most, count = self._config.backlog_messages_max, len(queue)
-        if self._status is RUNNING:  # else wake all: they find that we have stopped
+        if self.status is RUNNING:  # else wake all: they find that we have stopped
             if waiting > most // 2 or not has_room:
                 return
             count = min(count, most - waiting)
@@ -546,14 +585,15 @@ class AsyncConsumer:
         """Start, as `Consumer.start` does."""
         if self._status is not Status.INITIALIZED:
             raise Stopped(f"a consumer starts once; this one is {self._status.value}")
-        self._loop = asyncio.get_running_loop()
+        self._origin = Origin()
+        self._loop = self._origin.loop
         self._driver = driver = ConsumeDriver(
             self._bus,
             self._source,
             self._config,
             self._ready.set,
             self._wire,
-            withdraw=self._withdraw,
+            withdraw=partial(_withdraw, self._bridges, self._config.at_most_once),
             dedup=self._dedup,
             chain=self._hooks,
         )
@@ -581,12 +621,19 @@ class AsyncConsumer:
             self._ending.begin(
                 driver.stop(
                     self._grace_s if timeout_s is None else timeout_s,
-                    untouched=self._withdraw(None, all_if_any=True),
+                    untouched=_withdraw(
+                        self._bridges, self._config.at_most_once, None, all_if_any=True
+                    ),
                 )
             )
         elif driver is not None and timeout_s is not None:
             driver.hurry(timeout_s)
         return 0 if handled_by() is self else await self._ending.wait()
+
+    def __del__(self) -> None:
+        if getattr(self, "_status", None) is RUNNING and (driver := self._driver) is not None:
+            ending = self._ending
+            self._origin.end_dropped(self, lambda: ending.begin(driver.stop(0)))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -925,20 +972,6 @@ class AsyncConsumer:
         """Return a snapshot."""
         return with_handling(self._started().stats(), self._handlings)
 
-    def _withdraw(self, before_ns: int | None, all_if_any: bool) -> list[Delivery]:
-        """Take back deliveries that wait for a handler's thread, without an answer.
-
-        before_ns: only those that arrived before; None: all. all_if_any: if there is one, all of them.
-        """
-        if self._config.at_most_once and before_ns is not None:
-            return []
-        found = [
-            delivery
-            for bridge in self._bridges
-            for delivery in bridge.withdraw(before_ns, all_if_any=all_if_any)
-        ]
-        return [] if self._config.at_most_once else found
-
     def _started(self) -> ConsumeDriver:
         if self._driver is None:
             raise Stopped("not started")
@@ -977,6 +1010,23 @@ class _Singles:
     def withdraw(self) -> Sequence[Delivery]:
         """Return nothing: no delivery waits here."""
         return ()
+
+
+def _withdraw(
+    bridges: Iterable[Bridge], at_most_once: bool, before_ns: int | None, all_if_any: bool
+) -> list[Delivery]:
+    """Take back deliveries that wait for a handler's thread, without an answer.
+
+    before_ns: only those that arrived before; None: all. all_if_any: if there is one, all of them.
+    """
+    if at_most_once and before_ns is not None:
+        return []
+    found = [
+        delivery
+        for bridge in bridges
+        for delivery in bridge.withdraw(before_ns, all_if_any=all_if_any)
+    ]
+    return [] if at_most_once else found
 
 
 def _close(delivery: Delivery, driver: ConsumeDriver) -> None:

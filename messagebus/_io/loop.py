@@ -15,13 +15,14 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextvars import Context
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from messagebus.clock import monotonic_ms
 from messagebus.errors import ConfigError, Stopped
@@ -240,8 +241,10 @@ class Ends:
 class OneStop:
     """The stop of a client on a loop: the first call begins it, and each call waits for its end.
 
-    A caller that is cancelled does not cancel it.
+    A caller that is cancelled does not cancel it. It goes on when its client is gone.
     """
+
+    _underway: ClassVar[set[asyncio.Task[int]]] = set()
 
     def __init__(self) -> None:
         self._task: asyncio.Task[int] | None = None
@@ -255,11 +258,36 @@ class OneStop:
         """Begin the stop: once."""
         # In a context of its own: the caller may be a handler's run, which it waits for.
         self._task = asyncio.create_task(work, context=Context())
+        self._underway.add(self._task)
+        self._task.add_done_callback(self._underway.discard)
 
     async def wait(self) -> int:
         """Return how many were left, when the stop has ended."""
         assert self._task is not None, "begun before"
         return await asyncio.shield(self._task)
+
+
+class Origin:
+    """Where an asyncio client was started: its loop, in its process."""
+
+    def __init__(self) -> None:
+        self.loop, self._pid = asyncio.get_running_loop(), os.getpid()
+
+    def end_dropped(self, client: object, stop: Callable[[], object]) -> None:
+        """Warn of a client that is collected while it runs, and call `stop` on its loop. From any thread.
+
+        Not in a forked child, whose parent has the client, and not once the loop is closed, which ended it.
+        """
+        if os.getpid() != self._pid or self.loop.is_closed():
+            return
+        warnings.warn(
+            f"an {type(client).__name__} was dropped without stop(): use it by `async with`",
+            ResourceWarning,
+            stacklevel=3,
+            source=client,
+        )
+        with contextlib.suppress(RuntimeError):  # closed just now, by another thread
+            self.loop.call_soon_threadsafe(stop)
 
 
 def is_interrupting(client: object, file: str) -> bool:

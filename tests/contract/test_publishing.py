@@ -28,6 +28,7 @@ from messagebus import (
     Stopped,
     Unroutable,
 )
+from messagebus.aio import _Intake
 from messagebus.testing import MemoryBus
 from tests.contract.conftest import Bus, Client, end_of
 from tests.support.eventually import eventually_async
@@ -318,16 +319,16 @@ async def test_a_publish_ends_by_its_deadline(bus: Bus) -> None:
 async def test_a_turn_for_room_is_the_next_ones_when_its_waiter_is_cancelled_just_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    woken = AsyncPublisher._on_room
+    woken = _Intake.on_room
     first: list[asyncio.Task[Any]] = []
 
-    def wake_and_cancel(publisher: AsyncPublisher) -> None:
-        turns = list(publisher._waiting)
-        woken(publisher)
+    def wake_and_cancel(intake: _Intake) -> None:
+        turns = list(intake.waiting)
+        woken(intake)
         if first and turns and turns[0][1].done():
             first.pop().cancel()
 
-    monkeypatch.setattr(AsyncPublisher, "_on_room", wake_and_cancel)
+    monkeypatch.setattr(_Intake, "on_room", wake_and_cancel)
     memory, jobs = MemoryBus(), Queue("jobs", create=True)
     async with memory.async_publisher(PublisherConfig(backlog_messages_max=1, window=1)) as made:
         await made.send_safe(jobs, b"opens the destination")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,8 @@ import pytest
 
 from messagebus import (
     App,
+    AsyncConsumer,
+    AsyncPublisher,
     BacklogFull,
     ConfigError,
     Consumer,
@@ -475,6 +478,58 @@ def test_a_client_that_is_dropped_without_stop_warns_and_is_collected(
     assert not thread.is_alive()
     assert not links_left(bus)
     assert len(bus.published("orders")) == (kind == "publisher")
+
+
+@pytest.mark.parametrize("in_cycle", [False, True])
+@pytest.mark.parametrize("kind", ["publisher", "consumer"])
+async def test_an_asyncio_client_that_is_dropped_without_stop_warns_and_hangs_up(
+    bus: MemoryBus, kind: str, in_cycle: bool
+) -> None:
+    async def start_and_drop() -> weakref.ref[AsyncPublisher | AsyncConsumer]:
+        client: AsyncPublisher | AsyncConsumer
+        if kind == "publisher":
+            client = bus.async_publisher()
+        else:
+            client = bus.async_consumer("orders", subscription="a")
+        await client.start(require="one")
+        if isinstance(client, AsyncPublisher):
+            await client.send("orders", b"x")
+        if in_cycle:
+            client.itself = client  # type: ignore[union-attr]
+        return weakref.ref(client)
+
+    async def dropped() -> weakref.ref[AsyncPublisher | AsyncConsumer]:
+        client = await start_and_drop()
+        gc.collect()
+        return client
+
+    with pytest.warns(ResourceWarning, match=rf"an Async{kind.title()} was dropped without stop"):
+        client = await dropped()
+    assert client() is None
+    await eventually_async(lambda: not links_left(bus), within_s=WITHIN_S)
+    assert len(bus.published("orders")) == (kind == "publisher")
+
+
+@pytest.mark.parametrize("kind", ["publisher", "consumer"])
+def test_an_asyncio_client_whose_loop_has_ended_is_collected_in_silence(
+    bus: MemoryBus, kind: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    async def start() -> AsyncPublisher | AsyncConsumer:
+        client: AsyncPublisher | AsyncConsumer
+        if kind == "publisher":
+            client = bus.async_publisher()
+        else:
+            client = bus.async_consumer("orders", subscription="a")
+        await client.start(require="one")
+        return client
+
+    client = asyncio.run(start())
+    assert client.status is Status.RUNNING
+    gone = weakref.ref(client)
+    del client
+    gc.collect()
+    assert gone() is None
+    assert not recwarn.list
 
 
 # Cancellation.

@@ -191,7 +191,14 @@ def test_a_hook_that_would_end_the_process_ends_no_more_than_its_own_call(
     thread = threading.Thread(target=call_all)  # where no signal handler raises
     thread.start()
     thread.join()
-    assert notes == [("a", "confirmed", True), "a in", "handler", "a out", ("a", "ack", None), "end"]
+    assert notes == [
+        ("a", "confirmed", True),
+        "a in",
+        "handler",
+        "a out",
+        ("a", "ack", None),
+        "end",
+    ]
     assert waiter.result is not None
 
 
