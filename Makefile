@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-KITS := inventory lb consumer_lists ops reports bench spark messagebus_agent messagebus_conform messagebus_gateway messagebus_integrations messagebus_monitor messagebus_tools
+KITS := inventory lb consumer_lists ops reports bench spark clients/conform
 # Of the figures, those that take a minute each when they are measured once.
 SHORT := client.publish client.consume client.batch client.threads client.mesh
 
@@ -112,7 +112,7 @@ once: needs-python-spark-brokers ## 30 minutes in which everything is killed: ea
 docs: needs-python ## the API reference, into out/docs
 	@$(PYTHON) -m docs.reference
 
-dist: needs-build ## wheels and source archives, into dist/: the same bytes from the same commit
+dist: needs-build ## the wheel and the source archive, into dist/: the same bytes from the same commit
 	@$(PYTHON) -m ops.dist
 
 image: dist ## one image for every service, by podman, docker or buildah: messagebus

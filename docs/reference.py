@@ -21,7 +21,7 @@ MODULES = (
     "messagebus.telemetry.jsonlog",
     "messagebus.telemetry.otel",
     "messagebus.telemetry.prometheus",
-    "messagebus_tools.sampler",
+    "messagebus.tools.sampler",
     "messagebus.recording.recorder",
     "messagebus.telemetry.tracecontext",
 )

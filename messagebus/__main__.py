@@ -12,12 +12,13 @@ import logging
 import os
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from messagebus.commands.exits import Exit, Program, beside
+from messagebus.commands.exits import Exit, Program, with_extra
 from messagebus.commands.options import (
     NumberRange,
     apply_profile,
@@ -46,45 +47,57 @@ def main() -> NoReturn:
 
 # Command -> where it is, and its line in the help.
 LATER = {
-    "consume": ("flow:consume", "Print the messages of TOPIC, one a line, and ack them."),
-    "dedup": ("messagebus_tools.dedup:group", "Look at, or forget, what deduplication remembers."),
+    "consume": (
+        "messagebus.commands.flow:consume",
+        "Print the messages of TOPIC, one a line, and ack them.",
+    ),
+    "dedup": ("messagebus.tools.dedup:group", "Look at, or forget, what deduplication remembers."),
     "doctor": (
-        "messagebus_tools.doctor:doctor",
+        "messagebus.tools.doctor:doctor",
         "Look for what is wrong between this host and the bus.",
     ),
-    "from-file": ("messagebus_tools.archive:from_file", "Publish the messages of archived files."),
-    "outbox": ("outbox:group", "Relay a database's outbox; see what waits or was parked."),
-    "parked": ("messagebus_tools.parked:group", "List, read, put back or drop what was given up."),
+    "from-file": ("messagebus.tools.archive:from_file", "Publish the messages of archived files."),
+    "outbox": (
+        "messagebus.commands.outbox:group",
+        "Relay a database's outbox; see what waits or was parked.",
+    ),
+    "parked": ("messagebus.tools.parked:group", "List, read, put back or drop what was given up."),
     "partitions": (
-        "messagebus_tools.partitions:partitions",
+        "messagebus.tools.partitions:partitions",
         "Show the homes of a topic's partitions, and move them.",
     ),
-    "publish": ("flow:publish", "Publish FILE to TOPIC and wait for the confirms."),
-    "replay": ("messagebus_tools.replay:replay", "Read TOPIC's messages again from its streams."),
+    "publish": (
+        "messagebus.commands.flow:publish",
+        "Publish FILE to TOPIC and wait for the confirms.",
+    ),
+    "replay": ("messagebus.tools.replay:replay", "Read TOPIC's messages again from its streams."),
     "spool": (
-        "messagebus_tools.spool:group",
+        "messagebus.tools.spool:group",
         "Count, show, send or drop what waits on this host's disk.",
     ),
     "subscriptions": (
-        "messagebus_tools.subscriptions:subscriptions",
+        "messagebus.tools.subscriptions:subscriptions",
         "List, delete or purge subscriptions and queues.",
     ),
-    "tail": ("messagebus_tools.tail:tail", "Look at new messages of TOPIC and take none."),
+    "tail": ("messagebus.tools.tail:tail", "Look at new messages of TOPIC and take none."),
     "to-file": (
-        "messagebus_tools.archive:to_file",
+        "messagebus.tools.archive:to_file",
         "Write the messages of TOPIC to files and ack them.",
     ),
     "to-http": (
-        "messagebus_tools.webhook:to_http",
+        "messagebus.tools.webhook:to_http",
         "Post each message of TOPIC to a URL and ack it.",
     ),
-    "top": ("messagebus_tools.top:top", "Show brokers, subscriptions and what is wrong, live."),
-    "topics": ("messagebus_tools.top:topics", "List topics and queues, and what waits for whom."),
+    "top": ("messagebus.tools.top:top", "Show brokers, subscriptions and what is wrong, live."),
+    "topics": ("messagebus.tools.top:topics", "List topics and queues, and what waits for whom."),
     "trace": (
-        "messagebus_tools.trace:trace_command",
+        "messagebus.tools.trace:trace_command",
         "Tell where a message is, and how that is known.",
     ),
-    "worker": ("worker:worker", "Run the handlers of MODULE:APP until SIGTERM or SIGINT."),
+    "worker": (
+        "messagebus.commands.worker:worker",
+        "Run the handlers of MODULE:APP until SIGTERM or SIGINT.",
+    ),
 }
 
 
@@ -235,7 +248,8 @@ def agent(config: Path) -> int:
     Example:
       messagebus agent --config /etc/messagebus/agent.toml
     """
-    return int(beside("messagebus_agent", "the agent").run(config))
+    with_extra("agent", "messagebus.services.agent.service")
+    return int(import_module("messagebus.services.agent").run(config))
 
 
 @cli.command(short_help="Serve one live page about all brokers.")
@@ -258,7 +272,7 @@ def monitor(config: Path | None, hash_password: bool, listen: str | None) -> int
       messagebus monitor
       messagebus monitor --config /etc/messagebus/monitor.toml
     """
-    page = beside("messagebus_monitor", "the monitor")
+    page = with_extra("monitor", "messagebus.services.monitor")
     if hash_password:
         click.echo(page.hash_password(click.prompt("Password", hide_input=True, err=True)))
         return Exit.DONE
@@ -279,34 +293,8 @@ def gateway(config: Path) -> int:
     Example:
       messagebus gateway --config /etc/messagebus/gateway.toml
     """
-    served = beside("messagebus_gateway.service", "the gateway")
+    served = with_extra("gateway", "messagebus.services.gateway.service")
     return int(served.serve_file(config))
-
-
-class _Unread(click.Command):
-    """Command that hands on its words as they are, the -- among them."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or args[0] in ctx.help_option_names:
-            return super().parse_args(ctx, args)
-        ctx.params["args"] = tuple(args)
-        return []
-
-
-@cli.command(cls=_Unread, short_help="Judge a client of another language.")
-@click.argument("args", nargs=-1, required=True)
-def conform(args: tuple[str, ...]) -> int:
-    """Judge a client of any language by the cases of docs/conformance.md.
-
-    ARGS: options of `python -m messagebus_conform`, then -- and the command of the client.
-
-    \b
-    Example:
-      messagebus conform -- ./my-client
-      messagebus conform --case 2 --json -- node conform.js
-    """
-    kit = beside("messagebus_conform.cli", "the kit").conform
-    return int(kit.main(list(args), prog_name="messagebus conform", standalone_mode=False))
 
 
 if __name__ == "__main__":

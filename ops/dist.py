@@ -1,7 +1,7 @@
 """The wheel and the source archive of messagebus: the same bytes from the same commit on any machine.
 
 ``python -m ops.dist [FOLDER]``, or ``make dist``. Times in both are that of the commit. ``requirements.txt``
-beside them has the libraries of all, by version and hash, for images and packages.
+beside them has the libraries of all services, by version and hash, for images and packages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from messagebus.errors import MessageBusError
 from ops.commands.kits import CHECKOUT
-from ops.locked import BESIDE, Lock
+from ops.locked import Lock
 
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 PACKAGE = "messagebus"
@@ -31,18 +31,16 @@ class NotBuilt(MessageBusError):
     """Raised when a distribution cannot be built; the text is the end of what the builder wrote."""
 
 
-def build(out: Path, source: Path = CHECKOUT, package: str = PACKAGE) -> list[Path]:
+def build(out: Path, source: Path = CHECKOUT) -> list[Path]:
     """Build both. Returns the wheel and the archive. Raises NotBuilt with the builder's last output."""
     at_s = _commit_s(source)
     with tempfile.TemporaryDirectory(prefix="messagebus-dist-") as place:
         copy = Path(place, "source")
         shutil.copytree(
-            source / package, copy / package, ignore=shutil.ignore_patterns("__pycache__")
+            source / PACKAGE, copy / PACKAGE, ignore=shutil.ignore_patterns("__pycache__")
         )
         for name in FILES:
             shutil.copyfile(source / name, copy / name)
-        if package in BESIDE:
-            (copy / package / FILES[0]).replace(copy / FILES[0])
         for path in copy.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
         done = subprocess.run(
@@ -91,12 +89,10 @@ def main() -> None:
     """Build both and print one line for each file."""
     try:
         out = Path(sys.argv[1] if len(sys.argv) > 1 else CHECKOUT / "dist")
-        for package in (PACKAGE, *BESIDE):
-            print(f"building {package}", flush=True)
-            for path in build(out, package=package):
-                print(path, flush=True)
+        for path in build(out):
+            print(path, flush=True)
         lock = Lock()
-        (out / "requirements.txt").write_text(lock.lines(lock.of_distributions()))
+        (out / "requirements.txt").write_text(lock.lines(lock.of_services()))
     except MessageBusError as fault:
         sys.exit(f"dist: {fault}")
 

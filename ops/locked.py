@@ -20,10 +20,9 @@ from ops.commands.kits import CHECKOUT
 
 LOCK = "requirements.lock"
 PARTS = ("build", "ops", "python", "spark")
-"""To build wheels; to run a local cluster and the playbooks; all but Spark; Spark."""
-# Distributions of their own: folders of this checkout, each with a pyproject.toml in it.
-_SHORT = ("agent", "conform", "gateway", "integrations", "monitor", "tools")
-BESIDE = tuple(f"messagebus_{name}" for name in _SHORT)
+"""To build the wheel; to run a local cluster and the playbooks; all but Spark; Spark."""
+# Extras of pyproject.toml, each for the service of its name.
+SERVICES = ("agent", "gateway", "monitor")
 _ENTRY = re.compile(r"^(?=[\w.-]+(?:\[[\w,]+\])?==)", re.MULTILINE)
 _VIA = re.compile(r"^ +#(?: via)? +(.+)$", re.MULTILINE)
 _NAME = re.compile(r"[\w.-]+")
@@ -51,20 +50,16 @@ class Lock:
             case "ops":
                 # A file that another includes is noted with the way to it: bench/../ops/../lb/...
                 kit = (each for each, via in self._via.items() if any("ops/" in by for by in via))
-                return self.part("build") | self.required(kit) | self.of_distributions()
+                return self.part("build") | self.required(kit) | self.of_services()
             case "python":
                 return self._entries.keys() - self.part("spark")
             case "spark":
                 return self.required(("pyspark",))
         raise NotLocked(f"no part {name!r} of {LOCK}: there are {', '.join(PARTS)}")
 
-    def of_distributions(self) -> set[str]:
-        """Return the names of what our distributions need, and of all that these need."""
-        asked: set[str] = set()
-        for folder in (self._source, *(self._source / each for each in BESIDE)):
-            project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-            asked |= {_name(each) for each in project["dependencies"]}
-        return self.required(name for name in asked if not name.startswith("messagebus-"))
+    def of_services(self) -> set[str]:
+        """Return the names of what the wheel and its services need, and of all that these need."""
+        return self.required(map(_name, requirements_of(SERVICES, self._source)))
 
     def required(self, names: Iterable[str]) -> set[str]:
         """Return these libraries and all that they require. Raises NotLocked for one that the lock lacks."""
@@ -79,6 +74,13 @@ class Lock:
     def lines(self, names: Iterable[str]) -> str:
         """Return the entries of these libraries, as pip reads them."""
         return "".join(self._entries[name] for name in sorted(names))
+
+
+def requirements_of(extras: Iterable[str], source: Path = CHECKOUT) -> list[str]:
+    """Return what the wheel needs with some of its extras, as pyproject.toml has it."""
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    return [*project["dependencies"], *(each for extra in extras for each in optional[extra])]
 
 
 def _name(text: str) -> str:

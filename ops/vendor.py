@@ -19,7 +19,7 @@ from typing import Any
 from ops.commands.kits import CHECKOUT
 from ops.errors import OpsError
 
-FOLDER = CHECKOUT / "messagebus_monitor" / "static" / "vendor"
+FOLDER = CHECKOUT / "messagebus" / "services" / "monitor" / "static" / "vendor"
 FETCH_WITHIN_S = 300
 
 

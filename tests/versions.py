@@ -27,7 +27,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 SITE_PACKAGES = CHECKOUT / ".venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 NEWEST, OTHERS = "sid", ("trixie",)
 UNIT = tuple(
-    f"tests/unit/{name}" for name in ("core", "_io", "messagebus_agent", "testing", "worker")
+    f"tests/unit/{name}" for name in ("core", "_io", "services/agent", "testing", "worker")
 )
 # Tests of what RabbitMQ versions change first: rights, the gate, settling, counts, kinds of queues.
 ALWAYS = (

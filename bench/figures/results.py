@@ -36,11 +36,10 @@ LOAD_MAX = 2.0
 # Beginning of a group's name -> what it measures; the longest one counts.
 MEASURED = {
     "": ("messagebus",),
-    "gateway": ("messagebus", "messagebus_gateway"),
     "measure.audit": ("spark",),
     "measure.overhead": ("bench/harness", "bench/load"),
     "measure.peers": ("messagebus", "bench/clients"),
-    "ops": ("messagebus", "messagebus_agent", "ops", "lb", "consumer_lists"),
+    "ops": ("messagebus", "ops", "lb", "consumer_lists"),
 }
 GIT_WITHIN_S = 30.0
 # Of an environment, what a group keeps.

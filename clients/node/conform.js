@@ -1,4 +1,4 @@
-// The client under test of `messagebus conform`: reads orders, tells events, one JSON object a line.
+// The client under test of `python -m clients.conform`: reads orders, tells events, one JSON object a line.
 import { createHash } from 'node:crypto';
 import readline from 'node:readline';
 import { fromEnv } from './settings.js';

@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-# The client under test of `messagebus conform`: reads orders, tells events, one JSON object a line.
+# The client under test of `python -m clients.conform`: reads orders, tells events, one JSON object a line.
 require "digest"
 require "json"
 require_relative "consumer"

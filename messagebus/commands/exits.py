@@ -5,11 +5,11 @@ docs/howto/commands.md has the codes as a table, and every program's ``--help``.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
+from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -146,28 +146,23 @@ def _told(fault: BaseException) -> str:
 Later = Mapping[str, tuple[str, str]]
 
 
-def beside(path: str, what: str) -> ModuleType:
-    """Import a module of a distribution beside this one, which imports it. Raises UsageError without it."""
+def with_extra(extra: str, path: str) -> ModuleType:
+    """Import a module that needs the libraries of an extra. Raises UsageError where one is missing."""
     try:
-        return importlib.import_module(path)
-    except ImportError as fault:
-        package = path.partition(".")[0].replace("_", "-")
+        return import_module(path)
+    except ModuleNotFoundError as fault:
+        library = (fault.name or "messagebus").partition(".")[0]
+        if library == "messagebus":
+            raise
         raise click.UsageError(
-            f"{what} is a package of its own ({fault.name}): pip install {package}"
+            f"{library} is not installed: pip install 'messagebus-rabbitmq[{extra}]'"
         ) from fault
-
-
-def _module(command: str, path: str) -> ModuleType:
-    """Import the module of a command: of this package, or of a distribution beside it."""
-    if "." not in path:
-        return importlib.import_module(f"{__package__}.{path}")
-    return beside(path, f"the command {command}")
 
 
 class Group(click.Group):
     """Group of commands. later: those that are imported when one is used.
 
-    Name -> (``module:attribute`` in this package or, with a dot in it, anywhere, and its line in the help).
+    Name -> (``module:attribute``, and its line in the help).
     """
 
     def __init__(self, name: str, *, later: Later | None = None, **settings: Any) -> None:
@@ -181,7 +176,7 @@ class Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self._later and cmd_name not in self.commands:
             module, _, attribute = self._later[cmd_name][0].partition(":")
-            self.commands[cmd_name] = getattr(_module(cmd_name, module), attribute)
+            self.commands[cmd_name] = getattr(import_module(module), attribute)
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,4 +1,4 @@
-"""`messagebus outbox`: make the tables of an outbox, and relay it. messagebus-tools has what looks at it."""
+"""`messagebus outbox`: make the tables of an outbox, and relay it. `messagebus.tools.outbox` looks at it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTING = "MESSAGEBUS_OUTBOX_DATABASE"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-_TOOLS = "messagebus_tools.outbox"
+_TOOLS = "messagebus.tools.outbox"
 LATER = {
     "drop": (f"{_TOOLS}:drop", "Delete parked rows for good."),
     "parked": (f"{_TOOLS}:parked", "Print the rows that were given up."),

@@ -94,7 +94,7 @@ class Recorder(Hooks):
     name: of this process in the run, of letters, digits, ``.``, ``_`` and ``-``; None makes one.
     rows_max: rows that wait for the disk at most. file_bytes_max, files_max: how large a file may become, and
     how many of a kind are kept; then the oldest is deleted, and its rows with it. file_age_s: how old, where
-    somebody takes closed files away, such as `messagebus_tools.uploads`; None: however old.
+    somebody takes closed files away, such as `messagebus.tools.uploads`; None: however old.
     """
 
     def __init__(

@@ -13,8 +13,8 @@ from consumer_lists.nodes import Client, Cluster, Served
 from consumer_lists.nodes import Node as ListNode
 from inventory.inventory import Inventory, Node
 from messagebus.clock import wall_ms
-from messagebus_tools.observing.snapshot import Answer, read_answer
-from messagebus_tools.partitions import Chain, chains_in
+from messagebus.observing.snapshot import Answer, read_answer
+from messagebus.tools.partitions import Chain, chains_in
 from ops.cluster.management import request
 from ops.cluster.members import Absent, Members
 from ops.errors import NoAnswer

@@ -12,7 +12,7 @@ from contextlib import suppress
 from messagebus.destination import GROUPS, SEGMENTS
 from messagebus.errors import ConfigError
 from messagebus.terminal import plural
-from messagebus_tools.partitions import Chain
+from messagebus.tools.partitions import Chain
 from ops.cluster.management import Connection, Queue
 from ops.cluster.view import View
 from ops.errors import NoAnswer, NotProved, OpsError

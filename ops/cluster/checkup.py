@@ -22,10 +22,10 @@ from inventory.inventory import Inventory, Node, load
 from messagebus.broker import BrokerList
 from messagebus.commands.exits import Exit
 from messagebus.errors import ConfigError, ListInvalid
+from messagebus.observing.rules import RULES, Past
+from messagebus.observing.snapshot import Answer, Bus, Seen
 from messagebus.terminal import plural, say
 from messagebus.tls import TlsFiles, certificate_fault
-from messagebus_tools.observing.rules import RULES, Past
-from messagebus_tools.observing.snapshot import Answer, Bus, Seen
 from ops.cluster import definitions
 from ops.cluster.absent import answering
 from ops.cluster.brokers import next_file
@@ -104,7 +104,7 @@ def _of_served(inventory: Inventory, ours: BrokerList, one: Served) -> Iterator[
 
 
 def of_observed(name: str, answer: Answer) -> Iterator[Finding]:
-    """Yield faults of a broker by its agent's answer, as the rules of `messagebus_tools` say them."""
+    """Yield faults of a broker by its agent's answer, as the rules of `messagebus.tools` say them."""
     state = answer.state
     if state.verdict != "ready":
         reason = state.reason or "no reason given"

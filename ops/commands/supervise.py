@@ -215,7 +215,7 @@ class SystemdNodes:
 
     def genesis(self, name: str) -> tuple[Command, ...]:
         """Prepare the agent's first start in a new cluster."""
-        script = f"from messagebus_agent import genesis; genesis({STATES[1]!r})"
+        script = f"from messagebus.services.agent import genesis; genesis({STATES[1]!r})"
         program = ("env", f"PYTHONPATH={PROGRAM}", "python3", "-P", "-c", script)
         argv = ("runuser", "-u", AGENT_USER, "--", *program)
         return (Command((*self._root(name), *argv), self.hosts[name]),)

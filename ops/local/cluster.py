@@ -30,7 +30,7 @@ from lb.apply import prepare_start
 from messagebus.broker import BrokerList
 from messagebus.files import write_whole
 from messagebus.secret import Secret
-from messagebus_agent import genesis
+from messagebus.services.agent import genesis
 from ops.commands import doors
 from ops.errors import LocalFault
 from ops.local import files, preflight, process, secrets, servers, watching

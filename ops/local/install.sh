@@ -5,7 +5,7 @@
 #
 #   ops/local/install.sh PART...
 #
-#   build    .venv with what builds our wheels: needs a Python 3.11 or later and nothing else
+#   build    .venv with what builds our wheel: needs a Python 3.11 or later and nothing else
 #   ops      .venv with what a local cluster and the playbooks need
 #   python   .venv with all of requirements.lock but Spark
 #   spark    .venv with PySpark, and Java 17

@@ -14,8 +14,8 @@ from messagebus.config import BusConfig
 from messagebus.destination import SEGMENTS
 from messagebus.files import write_whole
 from messagebus.terminal import plural, say
-from messagebus_tools.moving import MessagesMoved, MovingProgress, move_messages
-from messagebus_tools.partitions import spread
+from messagebus.tools.moving import MessagesMoved, MovingProgress, move_messages
+from messagebus.tools.partitions import spread
 from ops.cluster import checks
 from ops.cluster.checks import some
 from ops.cluster.management import Connection, Queue

@@ -24,8 +24,8 @@ from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.errors import ConfigError
 from messagebus.files import write_whole
 from messagebus.secret import Secret
+from messagebus.services.agent import genesis
 from messagebus.terminal import say
-from messagebus_agent import genesis
 from ops.commands.kits import CHECKOUT
 from ops.provision.wanted import ETC, RABBIT_ETC, STATE, WantedFile, wanted_host
 
@@ -145,7 +145,9 @@ def _files(
     inventory: Inventory, out: Path, known: dict[str, Secret], image: str
 ) -> Iterator[tuple[str, str]]:
     """Yield the path below OUT and the text of each file."""
-    from messagebus_monitor import hash_password  # no other command of the kit needs the page
+    from messagebus.services.monitor import (
+        hash_password,  # no other command of the kit needs the page
+    )
 
     names = [node.name for node in inventory.brokers]
     read = {out / "secrets" / name: secret for name, secret in known.items()}

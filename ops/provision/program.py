@@ -11,7 +11,6 @@ import hashlib
 import io
 import re
 import tarfile
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -19,10 +18,13 @@ from pathlib import Path
 
 from ops.commands.kits import CHECKOUT
 from ops.errors import OpsError
+from ops.locked import requirements_of
 from ops.provision.wanted import PROGRAMS
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-PACKAGES = ("messagebus", "messagebus_tools", "messagebus_agent")
+PACKAGE = "messagebus"
+# Of the package, what no agent imports.
+LEFT_OUT = ("integrations", "services/gateway", "services/monitor", "testing")
 COMPILED = (".so", ".pyd")
 DIGEST_CHARS = 16
 
@@ -60,10 +62,11 @@ def unpack_command(program: Program) -> tuple[str, ...]:
 
 def _files() -> Iterator[tuple[str, Path]]:
     """Yield name in the archive and file."""
-    for package in PACKAGES:
-        for path in (CHECKOUT / package).rglob("*.py"):
+    package = CHECKOUT / PACKAGE
+    for path in package.rglob("*.py"):
+        if not any(path.is_relative_to(package / each) for each in LEFT_OUT):
             yield str(path.relative_to(CHECKOUT)), path
-    for name in needed((CHECKOUT, CHECKOUT / "messagebus_tools", CHECKOUT / "messagebus_agent")):
+    for name in needed(requirements_of(("agent",))):
         for file in distribution(name).files or ():
             text = str(file)
             if text.endswith(COMPILED):
@@ -72,19 +75,12 @@ def _files() -> Iterator[tuple[str, Path]]:
                 yield text, Path(str(file.locate()))
 
 
-def needed(folders: Iterable[Path]) -> set[str]:
-    """Return the names of all libraries of distributions of ours, with all their dependencies.
+def needed(requirements: Iterable[str]) -> set[str]:
+    """Return the names of required libraries, with all their dependencies.
 
-    folders: of their pyproject.toml. Raises OpsError when a library is not installed here.
+    Raises OpsError when one is not installed here.
     """
-    waiting = [
-        requirement
-        for folder in folders
-        for requirement in tomllib.loads((folder / "pyproject.toml").read_text())["project"][
-            "dependencies"
-        ]
-        if not _name(requirement).startswith("messagebus-")
-    ]
+    waiting = list(requirements)
     found: set[str] = set()
     while waiting:
         name = _name(waiting.pop())

@@ -1,6 +1,6 @@
 """The manifest of a run's folder: its ``manifest.json``, or those that hosts uploaded, joined.
 
-Hosts without a shared disk upload one each, as ``manifest-NAME.json`` (`messagebus_tools.uploads`).
+Hosts without a shared disk upload one each, as ``manifest-NAME.json`` (`messagebus.tools.uploads`).
 The joined one is by the wall clock, as the anchor it is given says; it is complete when all of them are.
 """
 

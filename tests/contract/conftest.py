@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from clients.conform.proxies import Proxy
 from messagebus import (
     AsyncConsumer,
     AsyncPublisher,
@@ -36,7 +37,6 @@ from messagebus.admin import brokers as list_of_brokers
 from messagebus.broker import Broker
 from messagebus.destination import Destination, Source
 from messagebus.testing import MemoryBus
-from messagebus_conform.proxies import Proxy
 from tests.support.eventually import FACTOR
 from tests.support.together import call
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from clients.conform.proxies import Proxy
 from messagebus import BusConfig, Consumer, Outcome, Publisher, declare
-from messagebus_conform.proxies import Proxy
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR
 from tests.support.faults import register

@@ -21,7 +21,7 @@ from messagebus import BusConfig, Consumer, Message, Publisher, declare
 from messagebus.admin import read_parked
 from messagebus.admin.directory import count_subscriptions
 from messagebus.envelope import read_envelope
-from messagebus_tools.archive import open_archive, recover
+from messagebus.tools.archive import open_archive, recover
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 

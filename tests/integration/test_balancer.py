@@ -19,7 +19,7 @@ from inventory.inventory import Inventory, load
 from lb import agents, runtime
 from lb.runtime import SAID
 from messagebus.broker import Broker
-from messagebus_agent.consumer_list import EXPIRY_MS, LEFT_MS
+from messagebus.services.agent.consumer_list import EXPIRY_MS, LEFT_MS
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import agent_answer

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from clients.conform.program import Program
 from messagebus import Publisher, PublishError, declare
-from messagebus_conform.program import Program
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.conform_clients import LANGUAGES, built

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from messagebus_conform.cases import CASES
-from messagebus_conform.run import FAILED, PASSED, bus_of, judge, prepare, run_all
-from messagebus_conform.stage import Bus
+from clients.conform.cases import CASES
+from clients.conform.run import FAILED, PASSED, bus_of, judge, prepare, run_all
+from clients.conform.stage import Bus
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.conform_clients import LANGUAGES, built
@@ -45,7 +45,7 @@ def failures(bus: Bus, command: Sequence[str]) -> list[str]:
 
 
 def test_our_own_client_passes_every_case(conform_bus: Callable[[], Bus]) -> None:
-    command = [sys.executable, "-m", "messagebus_conform.python_driver"]
+    command = [sys.executable, "-m", "clients.conform.python_driver"]
     assert failures(conform_bus(), command) == []
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from messagebus_conform.cases import CASES
-from messagebus_conform.run import PASSED, bus_of, run_all
+from clients.conform.cases import CASES
+from clients.conform.run import PASSED, bus_of, run_all
 from ops.local.cluster import LocalCluster
 from tests.support.conform_clients import built
 from tests.support.faults import restore

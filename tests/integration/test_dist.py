@@ -1,4 +1,4 @@
-"""Distributions: built twice they are the same, and they work where nothing else is installed."""
+"""The distribution: built twice it is the same, and it works where nothing else is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 
 import messagebus
 from ops.dist import build
-from ops.locked import BESIDE
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 300
@@ -81,37 +80,16 @@ def test_the_wheel_has_the_types_for_checkers(built: list[Path]) -> None:
     assert {"messagebus/py.typed", "messagebus/__init__.pyi"} <= set(names)
 
 
-@pytest.mark.parametrize("package", BESIDE)
-def test_each_distribution_beside_it_has_its_own_files_alone(
-    built: list[Path], tmp_path: Path, package: str
-) -> None:
-    wheel, _ = build(tmp_path, package=package)
-    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {package}
-    assert not any(name.startswith(package) for name in zipfile.ZipFile(built[0]).namelist())
-
-
-def test_the_wheel_of_the_monitor_has_its_pages(tmp_path: Path) -> None:
-    wheel, _ = build(tmp_path, package="messagebus_monitor")
-    names = set(zipfile.ZipFile(wheel).namelist())
+def test_the_wheel_has_the_package_alone_and_the_files_of_the_monitor(built: list[Path]) -> None:
+    names = set(zipfile.ZipFile(built[0]).namelist())
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"messagebus"}
+    monitor = "messagebus/services/monitor"
     assert {
-        "messagebus_monitor/templates/base.html",
-        "messagebus_monitor/static/vendor/inter.woff2",
-        "messagebus_monitor/static/vendor/LICENSE.inter",
+        f"{monitor}/templates/base.html",
+        f"{monitor}/static/vendor/inter.woff2",
+        f"{monitor}/static/vendor/LICENSE.inter",
     } <= names
-
-
-@pytest.mark.parametrize("command", ["agent", "gateway", "monitor", "conform"])
-def test_the_command_of_a_checkout_finds_the_distributions_beside_it(
-    tmp_path: Path, command: str
-) -> None:
-    program = Path(sys.executable).with_name("messagebus")
-    argv = {"conform": ["--case", "99", "--", "true"]}.get(command, ["--config", "absent.toml"])
-    done = subprocess.run(
-        [program, command, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=WITHIN_S
-    )
-    assert done.returncode
-    assert "pip install" not in done.stderr
 
 
 def test_the_distribution_has_a_name_of_its_own() -> None:

@@ -16,9 +16,9 @@ import pytest
 from bench.processes import free_port
 from messagebus import BusConfig, PublisherConfig, Secret, Subscription, Topic
 from messagebus.admin import delete_subscriptions
-from messagebus_gateway.clients import RealBus
-from messagebus_gateway.config import GatewayConfig
-from messagebus_gateway.people import read_tokens
+from messagebus.services.gateway.clients import RealBus
+from messagebus.services.gateway.config import GatewayConfig
+from messagebus.services.gateway.people import read_tokens
 from ops.local.cluster import LocalCluster
 from tests.support.documents import ROOT, Block, blocks_of, files_of
 from tests.support.eventually import eventually

@@ -17,7 +17,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from messagebus import BusConfig, Publisher, declare
 from messagebus.admin import count_parked, count_subscriptions
-from messagebus_monitor import hash_password
+from messagebus.services.monitor import hash_password
 from ops.local.cluster import LocalCluster
 from tests.integration.test_monitor_browser import CHROMIUM, PICTURES, live
 from tests.integration.test_parked import park

@@ -14,12 +14,12 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from messagebus.admin import ParkedMessages
-from messagebus_monitor.config import MonitorConfig
-from messagebus_monitor.eventlog import EventLog
-from messagebus_tools import find
+from messagebus.services.monitor.config import MonitorConfig
+from messagebus.services.monitor.eventlog import EventLog
+from messagebus.tools import find
 from tests.support.watched import NAMES, PROXIED, MadeUp, Served
-from tests.unit.messagebus_monitor.test_actions import NAME, PASSWORD, PEOPLE, Library
-from tests.unit.messagebus_monitor.test_tracing import ID, PARKED
+from tests.unit.services.monitor.test_actions import NAME, PASSWORD, PEOPLE, Library
+from tests.unit.services.monitor.test_tracing import ID, PARKED
 
 CHROMIUM = "/usr/bin/chromium"
 PICTURES = Path(__file__).resolve().parents[2] / "out" / "monitor"

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry, generate_latest, start_http_ser
 
 from bench.processes import free_port
 from messagebus import BusConfig, Consumer, Message, Publisher
+from messagebus.services.agent.web.metrics import figures_of_mirror
 from messagebus.telemetry.prometheus import ClientMetrics
-from messagebus_agent.web.metrics import figures_of_mirror
 from ops.local.cluster import LocalCluster
 from ops.local.servers import choices_of
 from ops.local.watching import prometheus_yml

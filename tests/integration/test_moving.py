@@ -26,7 +26,7 @@ from messagebus import (
     declare,
 )
 from messagebus.admin import read_parked
-from messagebus_tools.moving import MOVES_AT_ONCE, MessagesMoved, move_messages
+from messagebus.tools.moving import MOVES_AT_ONCE, MessagesMoved, move_messages
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import delete_queue, direct, queue_exists
@@ -39,7 +39,7 @@ MANY = 3_000
 KILLED = """
 import sys
 from messagebus import BusConfig
-from messagebus_tools.moving import move_messages
+from messagebus.tools.moving import move_messages
 bus = BusConfig(user="admin", password_file=sys.argv[1])
 move_messages(bus, [sys.argv[2]], source=sys.argv[3], targets=sys.argv[4:],
               on_progress=lambda progress: print(progress.total, flush=True))

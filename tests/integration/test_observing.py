@@ -13,10 +13,10 @@ from messagebus import BusConfig, Consumer, Publisher
 from messagebus._io.amqp.control import Control
 from messagebus._io.amqp.link import Credentials
 from messagebus.broker import Broker
-from messagebus_tools.observing.ask import Asker
-from messagebus_tools.observing.rates import row_rates
-from messagebus_tools.observing.snapshot import Answer, Bus, Seen, rows_of
-from messagebus_tools.observing.totals import total, uncounted
+from messagebus.observing.ask import Asker
+from messagebus.observing.rates import row_rates
+from messagebus.observing.snapshot import Answer, Bus, Seen, rows_of
+from messagebus.observing.totals import total, uncounted
 from ops.local.cluster import LocalCluster
 from tests.support.faults import operators_drain, register
 

@@ -18,7 +18,7 @@ import pytest
 
 from bench.clients.java import PACKAGES
 from messagebus import BusConfig, Publisher, Stream, declare
-from messagebus_tools.uploads import Uploads
+from messagebus.tools.uploads import Uploads
 from spark.__main__ import jobs as commands
 from spark.pack import pack
 from tests.support.events import Faults, write_run

@@ -23,7 +23,7 @@ from messagebus.admin.directory import (
     delete_subscriptions,
     purge_subscriptions,
 )
-from messagebus_tools.sampler import QueueSampler
+from messagebus.tools.sampler import QueueSampler
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import direct, queue_exists

@@ -15,7 +15,7 @@ import pytest
 from messagebus import Message, Published
 from messagebus.recording.recorder import Recorder
 from messagebus.stats import Durability, Outcome
-from messagebus_tools.uploads import Uploads
+from messagebus.tools.uploads import Uploads
 from tests.support.eventually import eventually
 from tests.support.killed import Killed
 from tests.support.object_store import KEY, SECRET, ObjectStore
@@ -26,7 +26,7 @@ ROWS, KILLS, FILE_BYTES = 20_000, 4, 100_000
 ADDRESS, PREFIX = "s3a://lake/uploads/run-1", "uploads/run-1/"
 UPLOADER = """
 import sys, threading
-from messagebus_tools.uploads import Uploads
+from messagebus.tools.uploads import Uploads
 uploads = Uploads(sys.argv[1], sys.argv[2], every_s=0.05)
 uploads.start()
 threading.Event().wait()

@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-PARTS = ("messagebus", "messagebus_agent", "tests/unit", "tests/support", "pyproject.toml")
+PARTS = ("messagebus", "tests/unit", "tests/support", "pyproject.toml")
 # A mutant that makes a test hang is killed by that: a healthy module's tests take a few seconds.
 TIMEOUT_S = 120
 WORKERS = os.cpu_count() or 1

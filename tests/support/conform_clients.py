@@ -24,7 +24,7 @@ def _run(*argv: str, folder: Path) -> None:
 
 
 def _python(_folder: Path) -> list[str]:
-    return [sys.executable, "-m", "messagebus_conform.python_driver"]
+    return [sys.executable, "-m", "clients.conform.python_driver"]
 
 
 def _go(folder: Path) -> list[str]:

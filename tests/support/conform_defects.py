@@ -13,6 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, cast
 
+from clients.conform import python_driver
+from clients.conform.python_driver import Driver
 from messagebus import BusConfig, Consumer, Publisher, PublisherConfig
 from messagebus import destination as destinations
 from messagebus._io.agents import consumer_list
@@ -21,8 +23,6 @@ from messagebus.broker import BrokerList
 from messagebus.core.deliveries import Ledger
 from messagebus.core.membership import HangUp, Membership
 from messagebus.tls import TlsFiles
-from messagebus_conform import python_driver
-from messagebus_conform.python_driver import Driver
 
 
 class Early(Driver):

@@ -25,8 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from messagebus.config import BusConfig
-from messagebus.secret import Secret
-from messagebus_tools.observing.snapshot import (
+from messagebus.observing.snapshot import (
     Answer,
     Kind,
     Room,
@@ -34,6 +33,7 @@ from messagebus_tools.observing.snapshot import (
     Totals,
     answer_to_json,
 )
+from messagebus.secret import Secret
 from tests.support.observed import NOW_MS, state
 
 __all__ = ["Fleet"]

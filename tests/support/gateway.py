@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 
 from messagebus import PublisherConfig
+from messagebus.services.gateway import testing
+from messagebus.services.gateway.service import Gateway
+from messagebus.services.gateway.testing import MemoryGatewayBus
 from messagebus.testing import MemoryBus
-from messagebus_gateway import testing
-from messagebus_gateway.service import Gateway
-from messagebus_gateway.testing import MemoryGatewayBus
 
 __all__ = ["Served", "gateway_on", "on_a_thread", "token_entry", "write_tokens"]
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from messagebus.core.homes import Chain, Home, may_publish
-from messagebus_agent.topology.handover import (
+from messagebus.services.agent.topology.handover import (
     Facts,
     Step,
     abandoned,

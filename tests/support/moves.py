@@ -7,7 +7,7 @@ import asyncio
 from messagebus import Topic
 from messagebus._io.agents.subscriptions import topology
 from messagebus.core.homes import Chain, read_chains
-from messagebus_tools.partitions import begun
+from messagebus.tools.partitions import begun
 from ops.local.cluster import LocalCluster
 from tests.support.faults import agent_answer, bus_config
 

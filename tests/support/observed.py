@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-from messagebus_tools.observing.snapshot import (
+from messagebus.observing.snapshot import (
     Answer,
     Balancer,
     Bus,

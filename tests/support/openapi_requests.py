@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from messagebus_gateway.openapi import document
+from messagebus.services.gateway.openapi import document
 from tests.support.gateway import on_a_thread
 
 # pyproject.toml keeps it out of all other files.

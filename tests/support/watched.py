@@ -1,6 +1,6 @@
 """A made-up bus for the monitor's pages: the same names and figures for one seed, alive at each look.
 
-As `messagebus_tools.observing.ask.Asker`, but without agents.
+As `messagebus.observing.ask.Asker`, but without agents.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ from dataclasses import replace
 import uvicorn
 
 from messagebus import BusConfig
-from messagebus_monitor.config import MonitorConfig
-from messagebus_monitor.eventlog import EventLog
-from messagebus_monitor.watch import Watch, course_of
-from messagebus_monitor.web import Monitor
-from messagebus_tools.observing.snapshot import (
+from messagebus.observing.snapshot import (
     Answer,
     Balancer,
     Bus,
@@ -36,6 +32,10 @@ from messagebus_tools.observing.snapshot import (
     Server,
     Totals,
 )
+from messagebus.services.monitor.config import MonitorConfig
+from messagebus.services.monitor.eventlog import EventLog
+from messagebus.services.monitor.watch import Watch, course_of
+from messagebus.services.monitor.web import Monitor
 from tests.support.observed import answer
 
 NAMES = (

@@ -105,8 +105,12 @@ def public_modules() -> list[str]:
         "messagebus.admin",
         "messagebus.commands",
         "messagebus.core",
+        "messagebus.integrations",
+        "messagebus.observing",
         "messagebus.recording",
+        "messagebus.services",
         "messagebus.telemetry",
+        "messagebus.tools",
     }
     return [name for name in found if name not in packages | NOT_EXPORTED.keys()]
 

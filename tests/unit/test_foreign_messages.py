@@ -19,9 +19,9 @@ from messagebus._io.amqp.properties import (
     read_stamp_ms,
 )
 from messagebus.envelope import as_envelope, read_envelope, write_envelope
+from messagebus.integrations import cloudevents
 from messagebus.message import Delivery
 from messagebus.testing import MemoryBus
-from messagebus_integrations import cloudevents
 from tests.support.eventually import eventually_async
 
 WITHIN_S = 60.0

@@ -20,13 +20,17 @@ from tests.versions import NEWEST, OTHERS, SHARES, shares
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
 KITS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+# Of clients, which has those of other languages too, one is in Python.
+PYTHON = [*KITS, "clients/conform"]
 PACKAGES = sorted(
-    {path.parent.relative_to(ROOT) for kit in KITS for path in (ROOT / kit).rglob("*.py")}
+    {path.parent.relative_to(ROOT) for name in PYTHON for path in (ROOT / name).rglob("*.py")}
 )
 # Package -> the tests that run it, because it is all sockets, processes or sessions.
 TESTED_ELSEWHERE = {"messagebus/_io/admin": "tests/integration/test_parked.py"}
 NAMES = r"(?: import (\([^)]*\)|.*))?"
-IMPORT = re.compile(rf"^(?:from|import) ((?:{'|'.join(KITS)})\b[\w.]*){NAMES}", re.MULTILINE)
+IMPORT = re.compile(
+    rf"^(?:from|import) ((?:{'|'.join([*KITS, 'clients'])})\b[\w.]*){NAMES}", re.MULTILINE
+)
 DOCSTRING = re.compile(r'"""(.+?)"""', re.DOTALL)
 
 

@@ -15,10 +15,10 @@ from messagebus import MessageInvalid, Options, PublisherConfig
 from messagebus._io.publish.publishes import _delay_ms
 from messagebus.envelope import read_envelope
 from messagebus.numbers import read_number, read_whole
+from messagebus.services.gateway.problems import Problem, seconds
+from messagebus.services.gateway.publishing import read_line
+from messagebus.services.gateway.reading import read_count, read_seconds
 from messagebus.testing import MemoryBus
-from messagebus_gateway.problems import Problem, seconds
-from messagebus_gateway.publishing import read_line
-from messagebus_gateway.reading import read_count, read_seconds
 
 LOW, HIGH = -5, 1_000
 NONE: list[Any] = [

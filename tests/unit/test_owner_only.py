@@ -15,9 +15,9 @@ import pytest
 
 from messagebus._io.publish.spool_folder import SpoolFolder
 from messagebus.recording.files import Anchor, EventFile
-from messagebus_agent.web.trail import Trail
-from messagebus_monitor.eventlog import Event, EventLog
-from messagebus_tools.archive import Archive
+from messagebus.services.agent.web.trail import Trail
+from messagebus.services.monitor.eventlog import Event, EventLog
+from messagebus.tools.archive import Archive
 from ops.__main__ import cli
 from ops.backup.contents import Archive as Backup
 from ops.backup.contents import write_archive

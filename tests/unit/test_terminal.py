@@ -25,8 +25,6 @@ KITS = (
     "lb",
     "consumer_lists",
     "ops",
-    "messagebus_agent",
-    "messagebus_tools",
 )
 PRINTS = {"echo", "print", "add_row"}
 WRITES = {f"sys.{stream}.{name}" for stream in ("stdout", "stderr") for name in ("buffer", "write")}
@@ -36,24 +34,26 @@ MAKES_FIT = {"printable", "escaped", "plural", "json.dumps", "len"}
 ALLOWED = {
     # Each of their lines is escaped where it is made.
     "messagebus/commands/outbox.py": {"f'{statement};'"},
-    "messagebus_tools/outbox.py": {"'\\n'.join(_lines(row)) + '\\n'"},
-    "messagebus_tools/spool.py": {"_json_line(each) if as_json else _line(each)"},
-    "messagebus_tools/parked.py": {
+    "messagebus/tools/outbox.py": {"'\\n'.join(_lines(row)) + '\\n'"},
+    "messagebus/tools/spool.py": {"_json_line(each) if as_json else _line(each)"},
+    "messagebus/tools/parked.py": {
         "'\\n'.join(_lines(each)) + '\\n'",
         "f'\\r\\x1b[K{self._verb} {self.total}{of}: {printable(place)}'",
     },
-    "messagebus_agent/__init__.py": {"f'messagebus agent: {fault}'"},  # of its own settings
+    "messagebus/services/agent/__init__.py": {
+        "f'messagebus agent: {fault}'"
+    },  # of its own settings
     "messagebus/worker/process.py": {"f'messagebus: {text}'"},
     # The output of `consume` is made fit for its stream: see below.
     "messagebus/commands/flow.py": {"sys.stdout.buffer"},
-    "messagebus_tools/replay.py": {"sys.stdout.buffer"},  # escaped, line by line
-    "messagebus_tools/top.py": {"CLEAR"},  # of ours, on a terminal
+    "messagebus/tools/replay.py": {"sys.stdout.buffer"},  # escaped, line by line
+    "messagebus/tools/top.py": {"CLEAR"},  # of ours, on a terminal
     "messagebus/__main__.py": {
         "page.hash_password(click.prompt('Password', hide_input=True, err=True))"
     },
     "ops/vendor.py": {"f\"{package['name']} {package['version']} ({package['licence']})\""},
-    "messagebus_tools/tail.py": {"sys.stdout.buffer"},  # escaped, line by line
-    "messagebus_tools/dedup.py": {"f'{statement};'"},  # of ours
+    "messagebus/tools/tail.py": {"sys.stdout.buffer"},  # escaped, line by line
+    "messagebus/tools/dedup.py": {"f'{statement};'"},  # of ours
     # Texts of many lines that were read and rendered here: lists, configuration, units, settings.
     "consumer_lists/__main__.py": {"ours.render()", "table"},
     "lb/__main__.py": {"text", "line", "view.server_table(shown)"},
@@ -74,7 +74,7 @@ ALLOWED = {
         "Text(f'{applied} (behind)' if late else str(applied), style='red' if late else 'green')",
     },
     "lb/keeper.py": {"f'not saved: {fault}'", "f'not read: {fault}'"},
-    "ops/dist.py": {"path", "f'building {package}'"},
+    "ops/dist.py": {"path"},
     "ops/locked.py": {"sys.stdout.write"},  # for pip
 }
 

@@ -25,8 +25,8 @@ from messagebus.core.route import REFUSED_FIRST_MS, REFUSED_MAX_MS
 from messagebus.destination import DELAY_STEPS_MS, NAME_BYTES_MAX
 from messagebus.errors import ListInvalid
 from messagebus.message import HEADER_DEPTH_MAX
+from messagebus.services.agent.consumer_list import EXPIRY_MS, TEXT_MAX
 from messagebus.topology import OPTION_KINDS
-from messagebus_agent.consumer_list import EXPIRY_MS, TEXT_MAX
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "WIRE.md").read_text()
 LIST_ROWS = re.findall(r'^\| `(".*")` \| (.*) \|$', PAGE, re.MULTILINE)

@@ -16,10 +16,10 @@ import pika
 import pytest
 
 from bench.errors import BenchError
+from clients.conform.proxies import Proxy
 from messagebus import AsyncPublisher, BusConfig, Consumer, Publisher, declare
 from messagebus.admin import count_parked, redrive_parked
 from messagebus.stats import Published
-from messagebus_conform.proxies import Proxy
 from tests.support.raw import Raw, publish_raw
 from tests.support.resolver import resolve
 from tests.support.trials.outer_faults import SENT, WITHIN_S, Checked, fault_of

@@ -16,7 +16,7 @@ from messagebus.__main__ import cli
 from messagebus.commands.exits import Exit
 from messagebus.outbox import Outbox, session
 from messagebus.outbox.table import Table
-from messagebus_tools import outbox as outbox_command
+from messagebus.tools import outbox as outbox_command
 
 SETTING = "MESSAGEBUS_OUTBOX_DATABASE"
 

@@ -17,13 +17,13 @@ from messagebus.http.connections import Bounds
 from messagebus.http.listening import listen
 from messagebus.http.probes import Answer, ProbeServer
 from messagebus.http.server import Server
+from messagebus.services.agent import service as agents
+from messagebus.services.agent.config import AgentConfig
+from messagebus.services.monitor.config import MonitorConfig
+from messagebus.services.monitor.eventlog import EventLog
+from messagebus.services.monitor.watch import Watch
+from messagebus.services.monitor.web import Monitor
 from messagebus.testing import MemoryBus
-from messagebus_agent import service as agents
-from messagebus_agent.config import AgentConfig
-from messagebus_monitor.config import MonitorConfig
-from messagebus_monitor.eventlog import EventLog
-from messagebus_monitor.watch import Watch
-from messagebus_monitor.web import Monitor
 from tests.support.gateway import gateway_on
 from tests.support.watched import PROXIED, MadeUp
 

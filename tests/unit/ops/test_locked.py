@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ops.commands.kits import CHECKOUT
-from ops.locked import Lock, NotLocked
+from ops.locked import SERVICES, Lock, NotLocked, requirements_of
 from ops.provision.program import needed
 
 
@@ -30,10 +30,8 @@ def test_only_the_part_spark_has_spark() -> None:
     assert lock.part("build") < lock.part("ops") < lock.part("python")
 
 
-def test_what_distributions_need_by_the_lock_is_what_they_need_by_their_metadata() -> None:
-    folders = [CHECKOUT, *CHECKOUT.glob("messagebus_*/pyproject.toml")]
-    installed = needed([CHECKOUT, *(path.parent for path in folders[1:])])
-    assert Lock().of_distributions() == installed
+def test_what_services_need_by_the_lock_is_what_they_need_by_their_metadata() -> None:
+    assert Lock().of_services() == needed(requirements_of(SERVICES))
 
 
 def test_an_unknown_part_is_named() -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from clients.conform.proxies import Proxy
 from messagebus import (
     BusConfig,
     Durability,
@@ -26,7 +27,6 @@ from messagebus._io.publish import driver
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.wire import Wire
 from messagebus.testing import MemoryBus
-from messagebus_conform.proxies import Proxy
 from tests.support.eventually import eventually
 from tests.support.fake_amqp import FakeRabbit, fake_rabbit
 

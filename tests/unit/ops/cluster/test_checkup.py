@@ -13,7 +13,7 @@ import pytest
 from consumer_lists.nodes import Served
 from inventory.inventory import Inventory, load
 from messagebus.broker import BrokerList
-from messagebus_tools.observing.snapshot import Room
+from messagebus.observing.snapshot import Room
 from ops.cluster import checks, checkup
 from ops.cluster.checks import Steady, some
 from ops.cluster.management import Connection, Queue

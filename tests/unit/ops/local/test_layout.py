@@ -16,10 +16,10 @@ from cryptography import x509
 from inventory.inventory import load, parse
 from inventory.tables import HAPROXY
 from messagebus.secret import Secret
+from messagebus.services.agent import AgentConfig
+from messagebus.services.monitor.config import MonitorConfig
 from messagebus.tls import TlsFiles
 from messagebus.topology import GATE
-from messagebus_agent import AgentConfig
-from messagebus_monitor.config import MonitorConfig
 from ops.errors import LocalFault
 from ops.local import files, secrets, servers
 from ops.local.certificates import Authority, issue_missing

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from messagebus_tools.moving import MessagesMoved
+from messagebus.tools.moving import MessagesMoved
 from ops.__main__ import main
 from ops.cluster.agents import Agents
 from ops.cluster.brokers import Brokers

@@ -22,10 +22,10 @@ import pytest
 import yaml
 
 from inventory.inventory import parse
-from messagebus_agent import AgentConfig
-from messagebus_gateway.config import GatewayConfig
-from messagebus_monitor.config import MonitorConfig
-from messagebus_monitor.people import NOBODY, Logins
+from messagebus.services.agent import AgentConfig
+from messagebus.services.gateway.config import GatewayConfig
+from messagebus.services.monitor.config import MonitorConfig
+from messagebus.services.monitor.people import NOBODY, Logins
 from ops.__main__ import cli, main
 from ops.errors import HostUnreachable, OpsError
 from ops.local.files import inventory_toml

@@ -12,9 +12,9 @@ import pytest
 from inventory.inventory import Inventory, Mirror, parse
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
+from messagebus.services.agent.config import AgentConfig
+from messagebus.services.gateway.config import GatewayConfig
 from messagebus.topology import LADDER, declarations, parse_wanted
-from messagebus_agent.config import AgentConfig
-from messagebus_gateway.config import GatewayConfig
 from ops.errors import OpsError
 from ops.provision.wanted import (
     RIGHTS,

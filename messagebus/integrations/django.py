@@ -1,0 +1,57 @@
+"""The bus in Django: a publisher a process, and publishes that belong to a transaction.
+
+``MESSAGEBUS = {...}`` in the settings holds those of `BusConfig`; without it the environment says them.
+``MESSAGEBUS_OUTBOX = "table"`` names the outbox, if it is not the usual one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, Unpack
+
+from django.conf import settings
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from messagebus import BusConfig, Destination, Options, Publisher
+from messagebus.integrations.sharing import SharedPublisher
+from messagebus.outbox import Outbox
+
+__all__ = ["publish_on_commit", "publisher"]
+
+
+def _new_publisher() -> Publisher:
+    given = getattr(settings, "MESSAGEBUS", None)
+    bus = BusConfig.from_env(os.environ) if given is None else BusConfig.from_mapping(given)
+    return Publisher(bus)
+
+
+_shared = SharedPublisher(_new_publisher)
+
+
+def publisher() -> Publisher:
+    """Return the publisher of this process, started. Any thread. Raises ConfigError and Stopped."""
+    return _shared.get()
+
+
+@functools.cache
+def _outbox() -> Outbox:
+    table = getattr(settings, "MESSAGEBUS_OUTBOX", None)
+    return Outbox() if table is None else Outbox(table)
+
+
+def publish_on_commit(
+    destination: Destination | str,
+    payload: Any,
+    *,
+    using: str = DEFAULT_DB_ALIAS,
+    **options: Unpack[Options],
+) -> str:
+    """Publish if the current transaction commits, and only then. Returns the message's id.
+
+    It adds a row to the outbox of that database, which a relay publishes: nothing is lost when the process
+    dies right after the commit, as it is with Django's own `on_commit`. Raises ConfigError outside of
+    `atomic`.
+    """
+    added: str = _outbox().add(connections[using], destination, payload, **options)
+    return added

@@ -1,0 +1,48 @@
+"""The agent: one small service beside each broker.
+
+It serves the consumer list, owns the topology together with the other agents, applies it to
+its own broker, opens the broker's gate, and tells whether publishers are welcome there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+from messagebus.errors import ConfigError
+from messagebus.services.agent.config import AgentConfig
+from messagebus.services.agent.topology.store import genesis
+
+__all__ = ["AgentConfig", "genesis", "run"]
+
+
+def run(config_path: str | Path) -> int:
+    """Run the agent of a settings file until SIGTERM or SIGINT; it logs to standard error.
+
+    Returns 0 after an orderly end, 2 with one line when a setting or a port is wrong.
+    """
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        config = AgentConfig.from_file(config_path)
+        asyncio.run(_serve(config))
+    except ConfigError as fault:
+        print(f"messagebus agent: {fault}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _serve(config: AgentConfig) -> None:
+    # Kits need `genesis` alone, and start a process for many a step: this is a quarter of a second.
+    from messagebus.services.agent.service import Service
+
+    await Service(config).run()

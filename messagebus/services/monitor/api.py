@@ -1,0 +1,146 @@
+"""The snapshot of the pages as JSON, and figures of the monitor itself for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from messagebus import MessageBusError
+from messagebus.observing.totals import known
+from messagebus.observing.trace import rows_of
+from messagebus.services.monitor.board import MS_PER_S, Board, Source
+from messagebus.services.monitor.people import Principal
+
+if TYPE_CHECKING:
+    from messagebus.services.monitor.web import Monitor
+
+EVENTS_MAX = 1_000
+
+
+def source_row(each: Source) -> dict[str, Any]:
+    """Return one subscription or queue over all brokers; None is what is not known.
+
+    While brokers are missing, which ``brokers_missing`` counts, all other figures are lower bounds.
+    """
+    is_least = each.sum.is_least
+    return {
+        "name": each.name,
+        "oldest_s": known(each.oldest_s, each.sum.oldest_is_least),
+        "waiting": known(each.sum.waiting, is_least) if each.answering else None,
+        "owed": known(each.sum.unacked, is_least),
+        "in_per_s": known(each.sum.came, is_least),
+        "out_per_s": known(each.sum.left, is_least),
+        "consumers": known(each.sum.consumers, is_least),
+        "parked": known(each.sum.parked, is_least),
+        "brokers_answering": each.answering,
+        "brokers_missing": len(each.sum.without),
+    }
+
+
+def _sources(board: Board) -> list[dict[str, Any]]:
+    return [
+        {**source_row(each), "brokers": [asdict(place) for place in each.places]}
+        for each in board.sources.values()
+    ]
+
+
+def _brokers(board: Board) -> list[dict[str, Any]]:
+    return [
+        {
+            "broker": seen.broker,
+            "fault": seen.fault,
+            "draining": seen.draining,
+            **asdict(board.brokers[seen.broker]),
+            "state": asdict(seen.answer.state) if seen.answer else None,
+            "room": asdict(seen.answer.room) if seen.answer and seen.answer.room else None,
+        }
+        for seen in board.view.bus.brokers
+    ]
+
+
+def _overview(board: Board) -> dict[str, Any]:
+    bus = board.view.bus
+    return {
+        "cluster": bus.cluster,
+        "generation": bus.generation,
+        "at_ms": bus.at_ms,
+        "fault": board.view.fault,
+        "silent": bus.silent,
+        "without": board.without,
+        "waiting": board.waiting,
+        "parked": board.parked,
+        "published_per_s": board.published,
+        "handled_per_s": board.handled,
+        "attention": _rules(board),
+    }
+
+
+def _rules(board: Board) -> list[dict[str, Any]]:
+    return [
+        {"rule": e.rule.name, "severity": e.rule.severity, "about": e.about, "text": e.text,
+         "since_ms": e.since_ms}
+        for e in board.view.raised
+    ]  # fmt: skip
+
+
+def _clients(board: Board) -> list[dict[str, Any]]:
+    answers = board.view.bus.answers.items()
+    return [{"agent": name, **asdict(each)} for name, a in answers for each in a.clients]
+
+
+OF: dict[str, Callable[[Board], Any]] = {
+    "overview": _overview,
+    "brokers": _brokers,
+    "subscriptions": _sources,
+    "clients": _clients,
+    "rules": _rules,
+}
+
+
+async def told(monitor: Monitor, request: Request, who: Principal) -> Response:
+    """Answer with one part of the snapshot, or the last events."""
+    what = request.path_params["what"]
+    monitor.watch.looking(all_clients=what == "clients")
+    if what == "events":
+        events = monitor.watch.events.recent(EVENTS_MAX, kind=request.query_params.get("kind", ""))
+        return JSONResponse([asdict(each) for each in events])
+    if what not in OF:
+        return JSONResponse({"error": f"one of {', '.join([*OF, 'events', 'trace/ID'])}"}, 404)
+    return JSONResponse(OF[what](monitor.watch.board))
+
+
+async def trace(monitor: Monitor, request: Request, who: Principal) -> Response:
+    """Answer with what is known of one message."""
+    id, topic = request.path_params["id"], request.query_params.get("topic", "")
+    try:
+        found = await monitor.tracing.find(id, monitor.watch.board.view.bus, who, topic=topic)
+    except (MessageBusError, ValueError) as fault:
+        return JSONResponse({"error": str(fault)}, 422)
+    return JSONResponse({"answer": found.answer, "lines": list(rows_of(found))})
+
+
+async def metrics(monitor: Monitor, request: Request, who: Principal) -> Response:
+    """Answer with figures of the monitor itself; those of the bus are its agents'."""
+    board = monitor.watch.board
+    bus = board.view.bus
+    figures = {
+        "observations_total": monitor.watch.number,
+        "observation_age_seconds": max(0.0, time.time() - bus.at_ms / MS_PER_S),
+        "list_age_seconds": bus.list_age_ms / MS_PER_S,
+        "brokers": len(bus.brokers),
+        "brokers_silent": len(bus.silent),
+        "rules_raised": len(board.view.raised),
+        "streams": monitor.streams,
+        "events_durable": int(monitor.watch.events.is_durable),
+    }
+    lines = (
+        f"# TYPE messagebus_monitor_{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
+        f"messagebus_monitor_{name} {value}\n"
+        for name, value in figures.items()
+    )
+    return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")

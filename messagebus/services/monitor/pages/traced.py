@@ -1,0 +1,47 @@
+"""Values of the page of a trace."""
+
+from __future__ import annotations
+
+from messagebus.observing.trace import Trace
+from messagebus.services.monitor.board import Board
+from messagebus.services.monitor.pages.shared import Query, Settings, Values
+
+AGO_S = (
+    ("", "not known"),
+    ("60", "a minute ago, or earlier"),
+    ("600", "10 minutes ago, or earlier"),
+    ("3600", "an hour ago, or earlier"),
+    ("86400", "a day ago, or earlier"),
+)
+# Verdict -> the chip's colour, and its words.
+VERDICTS = {
+    "parked": ("bad", "parked"),
+    "done": ("ok", "done with"),
+    "published": ("info", "published"),
+    "refused": ("bad", "not stored"),
+    "delivered": ("info", "delivered"),
+    "may wait": ("warn", "may wait"),
+    "absent": ("ok", "not there"),
+    "id": ("info", "id"),
+    "?": ("unknown", "not known"),
+}
+
+
+def traced(
+    board: Board, found: Trace | None, query: Query, settings: Settings, *, fault: str = ""
+) -> Values:
+    """Return the values of the page; found: None before anything was asked for."""
+    return {
+        "title": "Trace",
+        "id": query.get("id", ""),
+        "topic": query.get("topic", ""),
+        "ago": query.get("ago", ""),
+        "agos": AGO_S,
+        "answer": settings.short(found.answer) if found else "",
+        "tone": "page" if found and found.answer.startswith("Parked") else "info",
+        "not_traced": fault,
+        "verdicts": VERDICTS,
+        "sources": board.sources,
+        "brokers": board.brokers,
+        "lines": [(str(number), each) for number, each in enumerate(found.lines if found else ())],
+    }

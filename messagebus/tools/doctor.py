@@ -1,0 +1,508 @@
+"""`messagebus doctor`: what is wrong between this host and the bus, one line a finding.
+
+Everything is tried from this host with the settings of the environment: the balancer, the list, and every
+broker of it directly, as a firewall may have opened the balancer alone. Nothing is published, consumed or
+declared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import os
+import platform
+import resource
+import ssl
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+import httpx
+
+from messagebus import __version__
+from messagebus._io.agents.consumer_list import fetch_list
+from messagebus._io.agents.http import http_client
+from messagebus._io.agents.registration import credentials
+from messagebus._io.amqp.connection import seam_problem
+from messagebus._io.amqp.control import Right, rights_of
+from messagebus._io.amqp.link import Link, dial
+from messagebus._io.amqp_wire import namesake
+from messagebus._io.loop import run_blocking
+from messagebus.admin.directory import PORTS
+from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.commands import options
+from messagebus.commands.exits import Exit
+from messagebus.commands.options import bus_settings
+from messagebus.config import ENV_PREFIX, NOT_SETTINGS, BusConfig
+from messagebus.core.membership import Judgement, ListKeeper
+from messagebus.destination import Queue, Source, Subscription, Topic, parse_destination
+from messagebus.errors import (
+    CertificateRefused,
+    ChannelRefused,
+    ConfigError,
+    LinkError,
+    ListError,
+    LoginRefused,
+    NameInvalid,
+    reason_of,
+)
+from messagebus.observing.rules import FIRST
+from messagebus.observing.snapshot import LOSES, NO_LINK
+from messagebus.terminal import plural, say
+from messagebus.topology import parse_wanted
+
+ANSWER_S = 3.0
+SKEW_S_MAX = 2.0
+DAYS_LEFT_MIN = 14
+DESCRIPTORS_MIN = 1_024
+BROKERS_AT_ONCE = 16
+NOT_FOUND, ACCESS_REFUSED = 404, 403
+DAY_S = 86_400
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+class Mark(StrEnum):
+    """Judgement of a finding."""
+
+    WELL = "well"
+    DOUBT = "doubt"
+    FAULT = "fault"
+
+
+SIGNS = {Mark.WELL: "✓", Mark.DOUBT: "▲", Mark.FAULT: "✗"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. what: was looked at. told: was found. todo: what to do about it, "" where all is well."""
+
+    mark: Mark
+    what: str
+    told: str
+    todo: str = ""
+
+
+def _well(what: str, told: str) -> Finding:
+    return Finding(Mark.WELL, what, told)
+
+
+def _doubt(what: str, told: str, todo: str) -> Finding:
+    return Finding(Mark.DOUBT, what, told, todo)
+
+
+def _fault(what: str, told: str, todo: str) -> Finding:
+    return Finding(Mark.FAULT, what, told, todo)
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Rights to be tried. publish: destinations. consume: subscriptions and queues."""
+
+    publish: Sequence[Topic | Queue] = ()
+    consume: Sequence[Source] = ()
+
+    def __iter__(self) -> Iterator[tuple[str, Right, str, str]]:
+        """Yield the words, the right, and what must exist for it: exchange or queue, and its name."""
+        for each in self.publish:
+            yield f"publish to {each}", Right("write", each.exchange), "exchange", str(each)
+        for source in self.consume:
+            yield f"consume {source}", Right("read", source.amqp_queue), "queue", str(source)
+
+
+def examine(environ: Mapping[str, str], rights: Rights) -> list[Finding]:
+    """Return all findings, in the order of a connection. Blocks for some seconds at most."""
+    found = [*_of_process(environ), *_of_settings(environ)]
+    try:
+        bus = bus_settings()
+    except ConfigError as fault:
+        return [*found, _fault("settings", str(fault), "correct it: docs/howto/settings.md")]
+    return [*found, *run_blocking(_of_bus(bus, rights))]
+
+
+# This host.
+def _of_process(environ: Mapping[str, str]) -> Iterator[Finding]:
+    told = f"messagebus {__version__}, Python {platform.python_version()}, pika {version('pika')}"
+    if problem := seam_problem():
+        yield _doubt("versions", f"{told}: slow path: {problem}", "install a pika that is known")
+    else:
+        yield _well("versions", told)
+    if problem := namesake():
+        yield _fault("packages", problem, "as it says, in this environment")
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS_MIN:
+        todo = f"ulimit -n {DESCRIPTORS_MIN}, or LimitNOFILE= of the service"
+        yield _doubt("limits", f"{soft} open files: one for each broker and client", todo)
+    if set_ := [name for name in PROXIES if environ.get(name) or environ.get(name.lower())]:
+        told = f"{', '.join(set_)} is set, and neither lists nor brokers are asked through it"
+        yield _doubt("proxies", told, "open the way to the bus itself")
+
+
+def _of_settings(environ: Mapping[str, str]) -> Iterator[Finding]:
+    names = [
+        name
+        for name in sorted(environ)
+        if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in NOT_SETTINGS
+    ]
+    for place in sorted({options.profiled.get(name, "the environment") for name in names}):
+        mine = [name for name in names if options.profiled.get(name, "the environment") == place]
+        yield _well("settings", f"from {place}: {', '.join(mine)}")
+    for name, means in (
+        ("BROKER", "the default is a local cluster's balancer"),
+        ("LIST_URL", "one broker is all there is, without agents"),
+    ):
+        if not any(each.startswith(ENV_PREFIX + name) for each in names):
+            told = f"{ENV_PREFIX}{name} is not set: {means}"
+            yield _doubt("settings", told, "set it where this is not meant")
+
+
+# The bus.
+async def _of_bus(bus: BusConfig, rights: Rights) -> list[Finding]:
+    found = list(_of_certificate(bus))
+    entry, name = await _of_address(
+        bus, "balancer", bus.address, Rights() if bus.list_urls else rights
+    )
+    found += entry
+    if not bus.list_urls:
+        return found
+    listed, of_lists = await _of_lists(bus)
+    found += of_lists
+    if listed is None:
+        return found
+    if name and name not in listed.names:
+        told = f"it leads to {name}, which is not on the list: nobody consumes what goes there"
+        found.append(_fault("balancer", told, "python -m lb diff; python -m consumer_lists show"))
+    places = asyncio.Semaphore(BROKERS_AT_ONCE)
+
+    async def of_one(each: ListedBroker) -> list[Finding]:
+        async with places:
+            told, _name = await _of_address(bus, "broker", each.broker, rights, is_named=True)
+            return [*told, *await _of_agent(bus, each)]
+
+    for each in await asyncio.gather(*map(of_one, listed)):
+        found += each
+    return found
+
+
+def _of_certificate(bus: BusConfig) -> Iterator[Finding]:
+    if not bus.tls:
+        return
+    try:
+        end_s = bus.tls_files.good_until_s()
+    except ConfigError as fault:
+        yield _fault("certificate", str(fault), "name files that this user may read")
+        return
+    if end_s:
+        yield _of_days("certificate", "ours, or the authority that we trust,", end_s)
+
+
+def _of_days(what: str, whose: str, end_s: float) -> Finding:
+    left_s = end_s - time.time()
+    if left_s < 0:
+        ago = int(-left_s // DAY_S)
+        told = f"{plural(ago, 'day')} ago" if ago else "within the last day"
+        return _fault(what, f"{whose} ended {told}", "renew it")
+    days = int(left_s // DAY_S)
+    told = f"{whose} is good for {plural(days, 'day')}"
+    return _well(what, told) if days >= DAYS_LEFT_MIN else _doubt(what, told, "renew it")
+
+
+async def _of_address(
+    bus: BusConfig, what: str, address: Broker, rights: Rights, *, is_named: bool = False
+) -> tuple[list[Finding], str]:
+    """Try the name, the port, TLS, the login and rights of one address; return the broker's own name, too."""
+    what = f"{what} {address}"
+    if fault := await _unreachable(what, address.host, address.port):
+        return [fault], ""
+    began_s = time.monotonic()
+    try:
+        timeout_ms = max(bus.dial_timeout_ms, int(ANSWER_S * 1_000))
+        link = await dial(address, credentials(bus), timeout_ms=timeout_ms)
+    except (LinkError, ConfigError) as why:
+        return [await _why_no_link(bus, what, address, why)], ""
+    try:
+        took_ms = 1_000 * (time.monotonic() - began_s)
+        called = f" as {link.broker}" if link.broker else ""
+        found = [_well(what, f"answers{called} to user {bus.current_user()} in {took_ms:.0f} ms")]
+        if is_named and link.broker not in ("", address.name):
+            todo = "correct the list, or what forwards this address"
+            found = [_fault(what, f"{link.broker} answers there", todo)]
+        if bus.tls and (end_s := await _peer_ends_s(bus, address)):
+            found.append(_of_days(what, "its certificate", end_s))
+        found += await _of_rights(bus, what, link, rights)
+        return found, link.broker
+    except LinkError as why:
+        return [_fault(what, why.reason, "look into its log")], ""
+    finally:
+        await link.close()
+
+
+async def _unreachable(what: str, host: str, port: int) -> Finding | None:
+    host = host.strip("[]")
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await asyncio.get_running_loop().getaddrinfo(host, port)
+            _reader, writer = await asyncio.open_connection(host, port)
+        writer.close()
+    except TimeoutError:
+        told = f"no answer within {ANSWER_S:g} s"
+        return _fault(what, told, f"a firewall on the way, or a host that is down: port {port}")
+    except ConnectionRefusedError:
+        return _fault(what, "nobody listens there", f"is it up, and is {port} its port?")
+    except OSError as fault:
+        told = fault.strerror or str(fault)
+        todo = "the route to it" if fault.errno and fault.errno > 0 else "DNS, or /etc/hosts"
+        return _fault(what, f"{host}: {told}", f"{todo} of this host")
+    return None
+
+
+async def _why_no_link(
+    bus: BusConfig, what: str, address: Broker, fault: LinkError | ConfigError
+) -> Finding:
+    told = getattr(fault, "reason", str(fault))
+    match fault:
+        case CertificateRefused():
+            return _fault(
+                what, told, "MESSAGEBUS_TLS_CA_FILE, MESSAGEBUS_TLS_SERVER_NAME, or its certificate"
+            )
+        case LoginRefused() if "vhost" in told:
+            return _fault(what, told, "MESSAGEBUS_VHOST, and this user's rights there")
+        case LoginRefused():
+            told = f"refuses user {bus.current_user()}: {told}"
+            todo = (
+                "user and password (MESSAGEBUS_USER, MESSAGEBUS_PASSWORD_FILE) on this very broker"
+            )
+            return _fault(what, told, todo)
+        case ConfigError():
+            return _fault(what, told, "docs/howto/settings.md")
+    spoken = await _spoken(address, tls=bus.tls)
+    if spoken := spoken or ("plain AMQP" if "WRONG_VERSION_NUMBER" in told else ""):
+        return _fault(what, f"{spoken} is spoken there", _TODO_SPOKEN[spoken])
+    if bus.list_urls and what.startswith("balancer"):
+        return _fault(what, told, f"is a broker up behind it? {_BEHIND}")
+    return _fault(what, told, "is it a RabbitMQ, and has it started?")
+
+
+# HAProxy ends connections at once while none is up, as when certificates have ended.
+_BEHIND = "python -m lb status; python -m ops check"
+_TODO_SPOKEN = {
+    "TLS": "MESSAGEBUS_TLS=true, with MESSAGEBUS_TLS_CA_FILE",
+    "plain AMQP": "the port of its TLS listener, or no MESSAGEBUS_TLS",
+    "HTTP": "the AMQP port (5672, 5671), not that of a page",
+}
+
+
+async def _spoken(address: Broker, *, tls: bool) -> str:
+    """Return what a port speaks that gave us no link; "" where that is unknown."""
+    host = address.host.strip("[]")
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(host, address.port)
+            try:
+                # A broker answers what is not AMQP with the header that it wants.
+                writer.write(b"GET / HTTP/1.0\r\n\r\n")
+                said = await reader.read(5)
+            finally:
+                writer.close()
+            if said.startswith(b"HTTP"):
+                return "HTTP"
+            if said.startswith(b"AMQP"):
+                return "plain AMQP" if tls else ""
+            if not tls:
+                context = ssl.create_default_context()
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                _reader, writer = await asyncio.open_connection(host, address.port, ssl=context)
+                writer.close()
+                return "TLS"
+    except ssl.SSLError as fault:  # an alert: TLS it is, and it wants a certificate
+        return "TLS" if "ALERT" in str(fault.reason) else ""
+    except (OSError, TimeoutError):
+        pass
+    return ""
+
+
+async def _peer_ends_s(bus: BusConfig, address: Broker) -> float | None:
+    """Return the end of a broker's certificate, in s since 1970; None where it is not told."""
+    host = address.host.strip("[]")
+    name = bus.tls_server_name if address == bus.address and bus.tls_server_name else host
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            _reader, writer = await asyncio.open_connection(
+                host, address.port, ssl=bus.tls_files.client_context(), server_hostname=name
+            )
+            told = writer.get_extra_info("peercert")
+            writer.close()
+    except (OSError, TimeoutError, ConfigError):
+        return None
+    return float(ssl.cert_time_to_seconds(told["notAfter"])) if told else None
+
+
+async def _of_rights(bus: BusConfig, what: str, link: Link, rights: Rights) -> list[Finding]:
+    asked = list(rights)
+    if not asked:
+        return []
+    found = []
+    has = await rights_of(
+        link.address,
+        credentials(bus),
+        [right for _words, right, _kind, _name in asked],
+        timeout_ms=int(ANSWER_S * 1_000),
+    )
+    for words, right, kind, name in asked:
+        if has is None or right not in has:
+            todo = f"the user's {right.operation} right on {right.name}: ops provision"
+            found.append(_fault(what, f"user {bus.current_user()} may not {words}", todo))
+            continue
+        try:
+            await link.try_call(f"{kind}_declare", **{kind: right.name}, passive=True)
+        except ChannelRefused as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            found.append(_fault(what, f"there is no {name}", f"messagebus declare {name}"))
+        else:
+            found.append(_well(what, f"may {words}"))
+    return found
+
+
+# Lists and agents.
+async def _of_lists(bus: BusConfig) -> tuple[BrokerList | None, list[Finding]]:
+    found, best = list[Finding](), BrokerList(listed=(), generation=-1)
+    for url in bus.list_urls:
+        parts, what = urlsplit(url), f"list {url}"
+        host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+        if fault := await _unreachable(what, host, port):
+            found.append(fault)
+            continue
+        try:
+            async with http_client(bus) as http:
+                listed = await fetch_list(http, url)
+        except (ListError, ConfigError) as why:
+            todo = "the address of the list on the balancer, which ends in /consumer-list"
+            if isinstance(why.__cause__, httpx.TransportError):
+                todo += f"; is an agent up behind it? {_BEHIND}"
+            found.append(_fault(what, str(why).removeprefix(f"{url}: "), todo))
+            continue
+        assert listed is not None, "only a waiting fetch is answered with nothing newer"
+        keeper = ListKeeper(cluster=bus.cluster, hosts_allowed=bus.broker_hosts_allowed)
+        judgement, reason = keeper.judge(
+            generation=listed.generation,
+            cluster=listed.cluster,
+            hosts=(each.broker.host for each in listed),
+            now_ms=0,
+        )
+        if judgement is Judgement.REFUSED:
+            todo = (
+                "MESSAGEBUS_CLUSTER, MESSAGEBUS_BROKER_HOSTS_ALLOWED, or another cluster's address"
+            )
+            found.append(_fault(what, reason, todo))
+            continue
+        told = f"{plural(len(listed.listed), 'broker')}, generation {listed.generation}"
+        found.append(_well(what, f"{told}, cluster {listed.cluster or '-'}"))
+        if best.listed and listed.generation != best.generation:
+            todo = "python -m consumer_lists show: an agent is behind"
+            found.append(_doubt(what, f"another address has generation {best.generation}", todo))
+        best = max(best, listed, key=lambda each: each.generation)
+    if cache := bus.list_cache:
+        found.append(_of_cache(Path(cache)))
+    return (best if best.listed else None), found
+
+
+def _of_cache(path: Path) -> Finding:
+    if not os.access(path.parent, os.W_OK):
+        todo = "a folder that this user may write to"
+        return _doubt("list cache", f"{path.parent} cannot be written to", todo)
+    if not path.exists():
+        return _well("list cache", f"{path}: none yet")
+    return _well("list cache", f"{path}: {int(time.time() - path.stat().st_mtime)} s old")
+
+
+async def _of_agent(bus: BusConfig, listed: ListedBroker) -> list[Finding]:
+    url = f"{urlsplit(bus.list_urls[0]).scheme}://{listed.agent_address}/health"
+    what = f"agent {listed.agent_address}"
+    try:
+        async with http_client(bus, timeout=ANSWER_S) as http:
+            asked_s = time.time()
+            answer = await http.get(url)
+        told = answer.json()
+        verdict, reason = str(told["verdict"]), str(told.get("reason", ""))
+    except (httpx.HTTPError, OSError) as fault:
+        todo = f"is it open to this host? {FIRST['an-agent-is-dead']} Registrations are incomplete"
+        return [_doubt(what, reason_of(fault), todo)]
+    except (ValueError, KeyError, TypeError):
+        return [
+            _doubt(what, f"HTTP {answer.status_code}: no agent answers there", "agent= in the list")
+        ]
+    found = []
+    if date := email.utils.parsedate_to_datetime(answer.headers.get("Date", "") or _NO_DATE):
+        # It tells whole seconds, and the answer took some time.
+        middle_s = (asked_s + time.time()) / 2
+        skew_s = date.timestamp() + 0.5 - middle_s
+        if date.year > 1970 and abs(skew_s) > SKEW_S_MAX + (time.time() - asked_s):
+            side = "ahead of" if skew_s > 0 else "behind"
+            told_skew = f"its clock is {abs(skew_s):.0f} s {side} this host's"
+            found.append(
+                _doubt(what, told_skew, "chrony or ntp on both: ages and delays are wrong")
+            )
+    if verdict == "ready" and LOSES in reason:
+        return [_doubt(what, f"gate open: {reason}", FIRST["a-policy-loses-messages"]), *found]
+    if verdict == "ready":
+        return [_well(what, f"gate open{f': {reason}' if reason else ''}"), *found]
+    if verdict == "drain":
+        return [_doubt(what, f"takes no publishes: {reason}", "wait, or end the drain"), *found]
+    if reason == NO_LINK:
+        return [_fault(what, f"its broker is down: {reason}", FIRST["a-host-is-dead"]), *found]
+    return [_fault(what, f"gate shut: {reason}", FIRST["a-gate-stays-shut"]), *found]
+
+
+_NO_DATE = "Thu, 01 Jan 1970 00:00:00 GMT"
+
+
+# The command.
+@click.command(short_help="Look for what is wrong between this host and the bus.")
+@click.option("--publish", "publish", multiple=True, help="Try the right to publish there.")
+@click.option("--consume", "consume", multiple=True, help="Try TOPIC/SUBSCRIPTION or queue:NAME.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def doctor(publish: tuple[str, ...], consume: tuple[str, ...], as_json: bool) -> int:
+    """Look for what is wrong between this host and the bus, with the settings of this environment.
+
+    A line for each finding: ✓ well, ▲ doubtful, ✗ wrong, and what to do. Every broker of the list is tried
+    directly. Nothing is published, consumed or declared. Exit code 7 when something is wrong.
+
+    \b
+    Example:
+      messagebus doctor --publish orders --consume orders/billing
+    """
+    found = examine(os.environ, _rights(publish, consume))
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in found], indent=2))
+    else:
+        for each in found:
+            todo = f" → {each.todo}" if each.todo else ""
+            say(f"{_sign(each.mark)} {each.what}: {' '.join(each.told.split())}{todo}")
+    return Exit.FOUND if any(each.mark is Mark.FAULT for each in found) else Exit.DONE
+
+
+def _sign(mark: Mark) -> str:
+    sign = SIGNS[mark]
+    try:
+        sign.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return mark.value
+    return sign
+
+
+def _rights(publish: Sequence[str], consume: Sequence[str]) -> Rights:
+    sources = [parse_wanted(each) for each in consume]
+    for each in sources:
+        if not isinstance(each, Subscription | Queue):
+            raise NameInvalid(f"--consume {each}: TOPIC/SUBSCRIPTION or queue:NAME")
+    return Rights(
+        [parse_destination(each) for each in publish],
+        [each for each in sources if isinstance(each, Subscription | Queue)],
+    )

@@ -1,0 +1,424 @@
+"""`messagebus parked`: list, show, redrive and purge the parked messages of all brokers."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from messagebus.admin import parked
+from messagebus.admin.parked import (
+    ParkedCount,
+    ParkedCounts,
+    ParkedFilter,
+    ParkedMessage,
+    ParkedMessages,
+    ParkedMoved,
+    ParkedProgress,
+)
+from messagebus.clock import wall_ms
+from messagebus.commands.exits import Exit, code_of
+from messagebus.commands.options import Duration, NumberRange, bus_settings, iso
+from messagebus.envelope import tagged
+from messagebus.terminal import escaped, plural, printable, say
+from messagebus.tools.top import table
+
+TEXT_CHARS_MAX, BODY_CHARS_MAX = 300, 200
+REASONS_SHOWN, HEADERS_SHOWN = 3, 20
+PROGRESS_EVERY_S = 1.0
+MS_PER_S = 1_000
+
+
+@click.group("parked", short_help="List, read, put back or drop what was given up.")
+def group() -> None:
+    """List, read, put back or drop parked messages, on all brokers.
+
+    \b
+    Example:
+      messagebus parked list
+      messagebus parked show orders/billing --reason timeout --limit 5
+      messagebus parked redrive orders/billing --older-than 1h --rate 50
+    """
+
+
+def _filters(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that make a ParkedFilter, which the command gets as `where`."""
+    options = (
+        click.option("--older-than", "older_than_s", type=Duration(), help="Parked longer ago."),
+        click.option("--newer-than", "newer_than_s", type=Duration(), help="Parked since then."),
+        click.option("--reason", help="A part of their reason, whatever the case."),
+        click.option("--key", help="Their key, whole."),
+        click.option("--id", "message_id", help="Their id, or its beginning."),
+        click.option(
+            "--match",
+            metavar="PATTERN",
+            help="A regular expression in id, key, reason, exception, headers or body.",
+        ),
+        click.option(
+            "--broker", "brokers", multiple=True, help="Only on this HOST:PORT; may be said again."
+        ),
+    )
+
+    @functools.wraps(command)  # with the options that it has already
+    def taking_options(**values: Any) -> int:
+        names = ("older_than_s", "newer_than_s", "reason", "key", "match", "brokers", "message_id")
+        where = ParkedFilter(**{name: values.pop(name) for name in names})
+        return command(where=where, **values)
+
+    made: Callable[..., int] = taking_options
+    for option in reversed(options):
+        made = option(made)
+    return made
+
+
+_some_names = click.argument("names", nargs=-1)
+_names = click.argument("names", nargs=-1, required=True)
+_as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Only tell how many it would be.")
+_limit_option = click.option("--limit", type=click.IntRange(min=1), help="So many at most.")
+
+
+# List, show.
+@group.command("list")
+@_some_names
+@_filters
+@_as_json_option
+def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> int:
+    """Print how many messages of NAMES (default: all) are parked.
+
+    NAMES: TOPIC/SUBSCRIPTION, queue:NAME, or undelivered for delayed messages that found no queue.
+
+    One line for each parking queue that has some: how many, how long ago the oldest was parked ("?": it
+    does not say), and the most frequent reasons. Exit code 3 when a broker does not answer.
+
+    \b
+    Example:
+      messagebus parked list --older-than 1d
+    """
+    found = parked.count_parked(bus_settings(), names, where=where)
+    if as_json:
+        _print_json({"parked": [_count_row(each) for each in found.counts]}, found.faults)
+    elif found.counts:
+        _print_counts(found)
+    elif not found.faults:
+        say("nothing is parked", err=True)
+    return _tell(found)
+
+
+def _print_counts(found: ParkedCounts) -> None:
+    now_ms = wall_ms()
+    rows = [
+        (each.name, each.broker, _many(each), _age(each.oldest_ms, now_ms)) for each in found.counts
+    ]
+    lines = table(("NAME", "BROKER", "COUNT", "OLDEST"), rows, texts=2)
+    for line, reasons in zip(lines, ("REASONS", *map(_reasons, found.counts)), strict=True):
+        say(f"{line}  {reasons}")
+
+
+def _many(each: ParkedCount) -> str:
+    return f"{each.count}+{each.unseen}?" if each.unseen else str(each.count)
+
+
+def _reasons(each: ParkedCount) -> str:
+    told = [f"{escaped(why, 60)}: {n}" for why, n in list(each.reasons.items())[:REASONS_SHOWN]]
+    more = sum(each.reasons.values()) - sum(list(each.reasons.values())[:REASONS_SHOWN])
+    return "; ".join([*told, *([f"others: {more}"] if more else [])])
+
+
+def _count_row(each: ParkedCount) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "broker": each.broker,
+        "count": each.count,
+        "oldest": iso(each.oldest_ms),
+        "reasons": dict(each.reasons),
+        "unseen": each.unseen,
+    }
+
+
+@group.command("show", short_help="Print parked messages of NAMES; they stay.")
+@_names
+@_filters
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=parked.READ_LIMIT,
+    show_default=True,
+    help="So many at most.",
+)
+@_as_json_option
+def show_parked(names: tuple[str, ...], where: ParkedFilter, limit: int, as_json: bool) -> int:
+    """Print parked messages of NAMES; they stay where they are, in order.
+
+    A body is shown as far as its first 200 characters (--json: 4,096 bytes), with escapes for characters
+    that do not print.
+
+    \b
+    Example:
+      messagebus parked show orders/billing --match 'customer.*42' --json
+    """
+    found = parked.read_parked(bus_settings(), names, where=where, count_max=limit)
+    if as_json:
+        _print_json({"messages": [_message_row(each) for each in found.messages]}, found.faults)
+    else:
+        for each in found.messages:
+            click.echo("\n".join(_lines(each)) + "\n")
+        say(f"{len(found.messages)} shown", err=True)
+    return _tell(found)
+
+
+def _lines(each: ParkedMessage) -> list[str]:
+    def short(text: str) -> str:
+        return escaped(text, TEXT_CHARS_MAX)
+
+    attempts = "?" if each.attempts is None else str(each.attempts)
+    lines = [
+        f"{short(each.message_id) or '(no id)'}",
+        f"  in         {each.name} on {each.broker}",
+        f"  reason     {short(each.reason)}",
+        f"  exception  {short(each.exception)}" if each.exception else "",
+        f"  attempts   {attempts}"
+        + (f", redriven {plural(each.redriven, 'time')} before" if each.redriven else ""),
+        f"  first      {iso(each.first_ms) or '?'}",
+        f"  parked     {iso(each.parked_ms) or '?'}",
+        f"  key        {short(each.key)}" if each.key else "",
+    ]
+    headers = list(each.headers.items())
+    lines += [f"  header     {short(f'{n}: {value}')}" for n, value in headers[:HEADERS_SHOWN]]
+    if len(headers) > HEADERS_SHOWN:
+        lines.append(f"  header     and {len(headers) - HEADERS_SHOWN} more")
+    lines.append(
+        f"  body       {short(each.content_type)} {plural(each.body_bytes, 'byte')}: {_body(each)}"
+    )
+    return [line.rstrip() for line in lines if line]
+
+
+def _body(each: ParkedMessage) -> str:
+    cut = each.body_bytes > len(each.body)
+    try:
+        # A character may be cut in half.
+        text = each.body.decode("utf-8", "ignore" if cut else "strict")
+    except UnicodeDecodeError:
+        text = each.body[: BODY_CHARS_MAX // 2].hex()
+        return f"hex {text}" + ("..." if each.body_bytes > BODY_CHARS_MAX // 2 else "")
+    shown = escaped(text, BODY_CHARS_MAX)
+    return f"{shown}..." if cut and not shown.endswith("...") else shown
+
+
+def _message_row(each: ParkedMessage) -> dict[str, Any]:
+    try:
+        body = {"body": each.body.decode()}
+    except UnicodeDecodeError:
+        body = {"body_hex": each.body.hex()}
+    return {
+        "id": each.message_id,
+        "name": each.name,
+        "broker": each.broker,
+        "key": each.key,
+        "reason": each.reason,
+        "exception": each.exception,
+        "attempts": each.attempts,
+        "first": iso(each.first_ms),
+        "parked": iso(each.parked_ms),
+        "redriven": each.redriven,
+        "headers": {name: tagged(value) for name, value in each.headers.items()},
+        "content_type": each.content_type,
+        "body_bytes": each.body_bytes,
+        **body,
+    }
+
+
+# Redrive, purge.
+@group.command("redrive", short_help="Put parked messages of NAMES back into their queue.")
+@_names
+@_filters
+@_limit_option
+@click.option(
+    "--rate",
+    type=NumberRange(min=0, min_open=True),
+    default=parked.REDRIVE_RATE_PER_S,
+    show_default=True,
+    help="Messages a second.",
+)
+@_dry_run_option
+@_yes_option
+@_as_json_option
+def redrive_parked(
+    names: tuple[str, ...],
+    where: ParkedFilter,
+    limit: int | None,
+    rate: float,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Put parked messages of NAMES back into their own queue, on the broker where they are.
+
+    Id, headers and key stay; attempts begin anew. It may be interrupted and run again: nothing is
+    lost, and at most one message comes twice. Messages parked meanwhile are left.
+
+    \b
+    Example:
+      messagebus parked redrive orders/billing --reason 'delivery limit' --rate 20 --yes
+    """
+
+    def redrive(progress: _Progress, most: int | None) -> ParkedMoved:
+        return parked.redrive_parked(
+            bus_settings(),
+            names,
+            where=where,
+            count_max=most,
+            rate_per_s=rate,
+            on_progress=progress.told,
+        )
+
+    return _move(names, where, limit, redrive, ("redrive", "redriven"), dry_run, yes, as_json)
+
+
+@group.command("purge")
+@_names
+@_filters
+@_limit_option
+@_dry_run_option
+@_yes_option
+@_as_json_option
+def purge_parked(
+    names: tuple[str, ...],
+    where: ParkedFilter,
+    limit: int | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Drop parked messages of NAMES for good.
+
+    \b
+    Example:
+      messagebus parked purge orders/billing --older-than 30d --dry-run
+    """
+
+    def purge(progress: _Progress, most: int | None) -> ParkedMoved:
+        return parked.purge_parked(
+            bus_settings(), names, where=where, count_max=most, on_progress=progress.told
+        )
+
+    return _move(names, where, limit, purge, ("drop", "dropped"), dry_run, yes, as_json)
+
+
+def _move(
+    names: tuple[str, ...],
+    where: ParkedFilter,
+    limit: int | None,
+    move: Callable[[_Progress, int | None], ParkedMoved],
+    verb: tuple[str, str],
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    if not yes and not dry_run and not sys.stdin.isatty():
+        raise click.UsageError("nobody is there to be asked: --yes, or --dry-run")
+    expected = None
+    if dry_run or not yes or sys.stderr.isatty():
+        found = parked.count_parked(bus_settings(), names, where=where)
+        expected = sum(each.count for each in found.counts)
+        expected = expected if limit is None else min(expected, limit)
+        if dry_run:
+            return _tell_dry_run(found, expected, verb[0], as_json)
+    if not yes and not click.confirm(
+        f"{verb[0].capitalize()} {plural(expected or 0, 'message')} of {', '.join(names)}?",
+        err=True,
+    ):
+        raise click.ClickException("nothing was done")
+    progress = _Progress(verb[1], expected)
+    try:
+        done = move(progress, limit if yes else expected)  # no more than somebody agreed to
+    except KeyboardInterrupt:
+        progress.end()
+        say(f"messagebus: interrupted: {verb[1]} {progress.total}", err=True)
+        return Exit.INTERRUPTED
+    progress.end()
+    return _tell_moved(done, verb[1], as_json)
+
+
+def _tell_dry_run(found: ParkedCounts, expected: int, verb: str, as_json: bool) -> int:
+    if as_json:
+        rows = [_count_row(each) for each in found.counts]
+        _print_json({f"would_{verb}": expected, "parked": rows}, found.faults)
+    else:
+        for each in found.counts:
+            say(f"{_many(each)} of {each.name} on {each.broker}: {_reasons(each)}")
+        say(f"would {verb} {expected}")
+    return _tell(found)
+
+
+def _tell_moved(done: ParkedMoved, verb: str, as_json: bool) -> int:
+    if as_json:
+        rows = [
+            {"name": name, "broker": broker, "count": count}
+            for (name, broker), count in sorted(done.moved.items())
+        ]
+        _print_json({verb: rows, "total": done.total}, done.faults)
+    else:
+        for (name, broker), count in sorted(done.moved.items()):
+            say(f"{verb} {count} of {name} on {broker}")
+        say(f"{verb} {done.total}")
+    return _tell(done)
+
+
+class _Progress:
+    """Line of progress that changes on a terminal; silent otherwise."""
+
+    def __init__(self, verb: str, expected: int | None) -> None:
+        self._verb, self._expected = verb, expected
+        self._is_seen = sys.stderr.isatty()
+        self._shown_s = 0.0
+        self.total = 0
+
+    def told(self, progress: ParkedProgress) -> None:
+        self.total = progress.total
+        now_s = time.monotonic()
+        if self._is_seen and now_s - self._shown_s >= PROGRESS_EVERY_S:
+            self._shown_s = now_s
+            of = "" if self._expected is None else f" of {self._expected}"
+            place = f"{progress.name} on {progress.broker}"
+            click.echo(
+                f"\r\x1b[K{self._verb} {self.total}{of}: {printable(place)}", nl=False, err=True
+            )
+
+    def end(self) -> None:
+        if self._shown_s:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+
+# Words.
+def _print_json(told: Mapping[str, Any], faults: Mapping[str, str]) -> None:
+    click.echo(json.dumps({**told, "faults": dict(faults)}, indent=2))
+
+
+def _tell(answer: ParkedCounts | ParkedMessages | ParkedMoved) -> int:
+    for where, why in sorted(answer.faults.items()):
+        say(f"messagebus: {where}: {escaped(' '.join(why.split()), 400)}", err=True)
+    if not answer.faults:
+        return Exit.DONE
+    if answer.looked:
+        return Exit.PARTLY
+    if not answer.causes:
+        return Exit.ABSENT
+    codes = {code_of(each) for each in answer.causes}
+    return codes.pop() if len(codes) == 1 else Exit.FAILED
+
+
+def _age(ms: int | None, now_ms: int) -> str:
+    if ms is None:
+        return "?"
+    seconds = max(0, now_ms - ms) // MS_PER_S
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"

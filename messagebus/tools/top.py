@@ -1,0 +1,371 @@
+"""The commands `messagebus top` and `messagebus topics list`: the whole bus on a terminal.
+
+All figures are those of `messagebus.observing`. An unknown value is a question mark, and a sum names
+the brokers that are not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from messagebus._io.agents.subscriptions import topology
+from messagebus.commands.exits import Exit
+from messagebus.commands.options import NumberRange, bus_settings
+from messagebus.config import BusConfig
+from messagebus.destination import Queue, Topic
+from messagebus.observing.ask import Asker
+from messagebus.observing.rates import Rates, broker_rates, row_rates
+from messagebus.observing.rules import Attention, Raised
+from messagebus.observing.snapshot import NO_LINK, Answer, Bus, Kind, Seen
+from messagebus.observing.totals import (
+    SOURCES,
+    UNKNOWN,
+    Sum,
+    at_least,
+    total,
+    totals,
+    uncounted,
+)
+from messagebus.terminal import duration, plural, say
+
+EVERY_S = 2.0
+# Statistics are swept every 5 s while somebody looks, so rates are of at least so long.
+RATES_OVER_MS = 10_000
+ROWS = 40
+ATTENTION_ROWS = 6
+# Clear the screen, cursor to its beginning.
+CLEAR = "\x1b[2J\x1b[H"
+
+SORTS: dict[str, Callable[[tuple[str, Sum]], Any]] = {
+    "oldest": lambda each: -(each[1].oldest_ms if each[1].oldest_ms is not None else -1),
+    "waiting": lambda each: -each[1].waiting,
+    "parked": lambda each: -each[1].parked,
+    "in": lambda each: -(each[1].came or 0.0),
+    "out": lambda each: -(each[1].left or 0.0),
+    "consumers": lambda each: each[1].consumers,
+    "name": lambda each: each[0],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One picture: the bus, its sums by name, the rates of its brokers, and what needs attention."""
+
+    bus: Bus
+    sums: dict[str, Sum]
+    everything: Sum
+    rates: dict[str, Rates]
+    attention: tuple[Raised, ...]
+
+
+async def observed(bus: BusConfig) -> Bus:
+    """Look once at the whole bus. Raises as `Asker.look`."""
+    asker = Asker(bus)
+    try:
+        return await asker.look()
+    finally:
+        await asker.close()
+
+
+@click.command(short_help="Show brokers, subscriptions and what is wrong, live.")
+@click.option(
+    "--once", is_flag=True, help="Look once and end. Rates need two looks, and are not told."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a look, with every row.")
+@click.option(
+    "--sort",
+    type=click.Choice([*SORTS]),
+    default="oldest",
+    show_default=True,
+    help="Subscriptions and queues by this, the worst first.",
+)
+@click.option("--filter", "text", default="", help="Only names with this text in them.")
+@click.option("--exact", is_flag=True, help="Whole numbers instead of 12.3k, and milliseconds.")
+@click.option(
+    "--every-s",
+    type=NumberRange(min=1.0),
+    default=EVERY_S,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option(
+    "--stats", metavar="URL", multiple=True, help="HAProxy's statistics; may be said again."
+)
+def top(
+    once: bool,
+    as_json: bool,
+    sort: str,
+    text: str,
+    exact: bool,
+    every_s: float,
+    stats: tuple[str, ...],
+) -> int:
+    """Show the state of every broker, the worst subscriptions and queues, and what needs attention.
+
+    All agents are asked side by side; figures are of the brokers that answer, and others are named. Exit
+    code 3 when a broker was not counted in the last look. Ctrl-C ends it.
+
+    \b
+    Example:
+      messagebus top
+      messagebus top --once --sort waiting --filter orders/
+      messagebus top --once --json
+    """
+    settings = bus_settings()
+
+    async def show() -> int:
+        asker, attention, pasts = Asker(settings, balancers=stats), Attention(), list[Bus]()
+        try:
+            while True:
+                bus = await asker.look()
+                look = _look(bus, pasts, attention)
+                if as_json:
+                    click.echo(json.dumps(_as_json(look)))
+                else:
+                    lines = list(_lines(look, sort, text, exact))
+                    if not once:
+                        click.echo(CLEAR, nl=False)
+                        lines = lines[: shutil.get_terminal_size().lines - 1]
+                    for line in lines:
+                        say(line)
+                if once:
+                    return Exit.PARTLY if uncounted(bus) else Exit.DONE
+                await asyncio.sleep(every_s)
+        finally:
+            await asker.close()
+
+    return asyncio.run(show())
+
+
+def _look(bus: Bus, pasts: list[Bus], attention: Attention) -> Look:
+    """Conclude from a look, and keep it. pasts: earlier looks, the oldest first."""
+    while len(pasts) > 1 and bus.at_ms - pasts[1].at_ms >= RATES_OVER_MS:
+        del pasts[0]
+    rates: dict[tuple[str, str, Kind], Rates] = row_rates(pasts[0], bus) if pasts else {}
+    look = Look(
+        bus=bus,
+        sums=totals(bus, rates),
+        everything=total(bus, rates=rates),
+        rates=broker_rates(pasts[0], bus) if pasts else {},
+        attention=attention.step(bus, rates),
+    )
+    pasts.append(bus)
+    return look
+
+
+def _lines(look: Look, sort: str, text: str, exact: bool) -> Iterator[str]:
+    bus, now_ms = look.bus, look.bus.at_ms
+    missing = f", {look.everything.told}" if look.everything.told else ""
+    clock = time.strftime("%H:%M:%S", time.localtime(now_ms / 1000))
+    brokers = plural(len(bus.brokers), "broker")
+    yield f"{bus.cluster or 'bus'}, generation {bus.generation}: {brokers}{missing}  {clock}"
+    for raised in look.attention[:ATTENTION_ROWS]:
+        yield f"! {raised.text} (for {duration((now_ms - raised.since_ms) / 1000)})"
+    if len(look.attention) > ATTENTION_ROWS:
+        yield f"! and {len(look.attention) - ATTENTION_ROWS} more"
+    yield ""
+    titles = (
+        "BROKER",
+        "STATE",
+        "PUBLISHED/s",
+        "READY",
+        "OLDEST",
+        "CONNECTIONS",
+        "DISK FREE",
+        "RABBITMQ",
+    )
+    yield from table(titles, [_broker(look, seen, exact) for seen in bus.brokers], texts=2)
+    yield ""
+    found = sorted((each for each in look.sums.items() if text in each[0]), key=SORTS[sort])
+    titles = ("NAME", "READY", "UNACKED", "OLDEST", "IN/s", "OUT/s", "CONSUMERS", "PARKED")
+    yield from table(titles, [_sum(name, each, exact) for name, each in found[:ROWS]], texts=1)
+    if len(found) > ROWS:
+        yield f"and {len(found) - ROWS} more: --sort, --filter, --json"
+
+
+def _broker(look: Look, seen: Seen, exact: bool) -> tuple[str, ...]:
+    answer = seen.answer
+    if seen.is_away:
+        version = seen.last.state.rabbitmq if seen.last else ""
+        return (seen.broker, f"down: {NO_LINK}", *[UNKNOWN] * 5, version or UNKNOWN)
+    if answer is None:
+        return (seen.broker, _silence(seen, look.bus.at_ms), *[UNKNOWN] * 6)
+    state, rates = answer.state, look.rates.get(seen.broker)
+    words = state.verdict + (f": {state.reason}" if state.reason else "")
+    room = answer.room
+    return (
+        seen.broker,
+        words,
+        _rate(rates.came if rates else None),
+        _count(sum(row.ready for row in answer.rows.values() if row.kind in SOURCES), exact),
+        at_least(*_oldest(answer, look.bus.at_ms), lambda age_ms: oldest(int(age_ms), exact)),
+        _count(room.connections if room else None, exact),
+        _count(room.disk_free if room else None, exact, "B"),
+        state.rabbitmq or UNKNOWN,
+    )
+
+
+def _silence(seen: Seen, now_ms: int) -> str:
+    """Say for how long an agent has been silent, as far as it was heard before."""
+    since_ms = seen.silent_since_ms
+    if since_ms is None or seen.last is None:
+        return "agent silent"
+    return f"agent silent for {duration((now_ms - since_ms) / 1000)}"
+
+
+def _oldest(answer: Answer, now_ms: int) -> tuple[int | None, bool]:
+    """Return the age of the oldest message, and whether one may be older."""
+    rows = [row for row in answer.rows.values() if row.kind in SOURCES and row.waiting]
+    ages = [row.oldest_ms(now_ms) for row in rows]
+    is_least = None in ages or any(row.oldest_is_least for row in rows)
+    return max((age for age in ages if age is not None), default=0), is_least
+
+
+def _sum(name: str, each: Sum, exact: bool) -> tuple[str, ...]:
+    def count(value: float | None) -> str:
+        return at_least(value, each.is_least, lambda number: _count(int(number), exact))
+
+    def age(value: float) -> str:
+        return oldest(int(value), exact)
+
+    return (
+        name,
+        count(each.ready),
+        count(each.unacked),
+        at_least(each.oldest_ms, each.oldest_is_least, age),
+        at_least(each.came, each.is_least, _rate),
+        at_least(each.left, each.is_least, _rate),
+        count(each.consumers) + ("!" if each.consumers and each.unconsumed else ""),
+        count(each.parked),
+    )
+
+
+def _count(value: int | None, exact: bool, unit: str = "") -> str:
+    if value is None:
+        return UNKNOWN
+    if exact or value < 10_000:
+        return str(value)
+    for divisor, letter in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= divisor:
+            return f"{value / divisor:.1f}{letter}{unit}"
+    raise AssertionError("at least 10,000")
+
+
+def _rate(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f}"
+
+
+def oldest(age_ms: int | None, exact: bool = False) -> str:
+    """Return an age in words, ``-`` where nothing waits."""
+    if age_ms is None:
+        return UNKNOWN
+    return str(age_ms) if exact else duration(age_ms / 1000) if age_ms else "-"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int) -> Iterator[str]:
+    """Yield aligned lines; the first `texts` columns to the left."""
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    for row in (titles, *rows):
+        cells = [
+            f"{cell:<{width}}" if place < texts else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _as_json(look: Look) -> dict[str, Any]:
+    """Return a look in whole numbers; null is what is not known."""
+    sums = {name: {**asdict(each), "told": each.told} for name, each in look.sums.items()}
+    return {
+        "at_ms": look.bus.at_ms,
+        "cluster": look.bus.cluster,
+        "generation": look.bus.generation,
+        "list_fault": look.bus.list_fault,
+        "without": uncounted(look.bus),
+        "brokers": {seen.broker: _broker_json(look, seen) for seen in look.bus.brokers},
+        "balancers": [asdict(each) for each in look.bus.balancers],
+        "subscriptions": sums,
+        "attention": [
+            {
+                **{"rule": each.rule.name, "severity": each.rule.severity, "about": each.about},
+                **{"text": each.text, "since_ms": each.since_ms, "manual": each.rule.manual},
+            }
+            for each in look.attention
+        ],
+    }
+
+
+def _broker_json(look: Look, seen: Seen) -> dict[str, Any]:
+    answer, rates = seen.answer, look.rates.get(seen.broker)
+    if answer is None:
+        return {"fault": seen.fault, "state": None, "room": None, "rates": None}
+    room = asdict(answer.room) if answer.room else None
+    told = asdict(rates) if rates else None
+    return {"fault": "", "state": asdict(answer.state), "room": room, "rates": told}
+
+
+@click.group(short_help="List topics and queues, and what waits for whom.")
+def topics() -> None:
+    """List topics and queues with the sums of their subscriptions.
+
+    \b
+    Example:
+      messagebus topics list
+    """
+
+
+@topics.command("list", short_help="Print what waits in each topic and queue.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def list_topics(as_json: bool) -> int:
+    """Print every topic and queue: its subscriptions, what waits in them, and the oldest message.
+
+    MQTT: whether MQTT clients publish to it, too. Sums are of the brokers that answer; exit code 3 when one
+    is not counted.
+
+    \b
+    Example:
+      messagebus topics list
+    """
+    settings = bus_settings()
+
+    async def both() -> tuple[Bus, dict[str, bool]]:
+        bus = await observed(settings)
+        known = [each for each in await topology(settings) if isinstance(each, Topic | Queue)]
+        return bus, {str(each): isinstance(each, Topic) and bool(each.mqtt) for each in known}
+
+    bus, mqtt = asyncio.run(both())
+    without = uncounted(bus)
+    rows = {name: _of_topic(bus, name) for name in sorted(mqtt)}
+    if as_json:
+        told = {
+            name: {**asdict(each), "subscriptions": count, "mqtt": mqtt[name]}
+            for name, (count, each) in rows.items()
+        }
+        click.echo(json.dumps({"topics": told, "without": without}, indent=2))
+    else:
+        figures_of = ("READY", "UNACKED", "OLDEST", "CONSUMERS", "PARKED")
+        titles = ("NAME", "MQTT", "SUBSCRIPTIONS", *figures_of)
+        cells = [
+            (name, "on" if mqtt[name] else "", str(count), *figures[1:4], *figures[6:])
+            for name, (count, each) in rows.items()
+            for figures in [_sum(name, each, exact=False)]
+        ]
+        for line in table(titles, cells, texts=2):
+            say(line)
+    for broker, why in without.items():
+        say(f"not counted: {broker}: {why}", err=True)
+    return Exit.PARTLY if without else Exit.DONE
+
+
+def _of_topic(bus: Bus, name: str) -> tuple[int, Sum]:
+    """Return the number of subscriptions of a topic, 0 for a queue, and their sum."""
+    own = [each for each in bus.sources if each == name or each.startswith(f"{name}/")]
+    return sum(each != name for each in own), total(bus, own)

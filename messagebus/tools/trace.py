@@ -1,0 +1,95 @@
+"""The command `messagebus trace`: where one message is, and how that is known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from messagebus.commands.exits import Exit
+from messagebus.commands.options import bus_settings, iso
+from messagebus.errors import ConfigError
+from messagebus.observing.ask import NO_AGENTS
+from messagebus.observing.trace import Trace, rows_of, trace
+from messagebus.terminal import escaped, say
+from messagebus.tools.find import evidence_of
+from messagebus.tools.top import observed
+
+TEXT_CHARS_MAX = 300
+
+
+@click.command("trace", short_help="Tell where a message is, and how that is known.")
+@click.argument("message_id", metavar="ID")
+@click.option("--topic", default="", help="It was published to this topic or queue.")
+@click.option("--published-at", help="It was published then: 2026-05-01T12:00:00+02:00, or 14:05.")
+@click.option(
+    "--recording",
+    type=click.Path(path_type=Path),
+    help="Folder with rows of a recorder, to be searched too.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def trace_command(
+    message_id: str, topic: str, published_at: str | None, recording: Path | None, as_json: bool
+) -> int:
+    """Tell where the message ID is: parked, done with, or where it may still wait.
+
+    ID: the message's id, or its beginning. Queues in use are never looked into: that would count as a
+    delivery. Parking queues are read, and all else is concluded from what agents count; each line says how it
+    is known. Without --published-at or a recording every queue in which something waits may hold it.
+    Exit code 4 when nothing is known of it, 3 when a place could not be looked at.
+
+    \b
+    Example:
+      messagebus trace 5f0c2a9be1d04773a1b20000000000c4
+      messagebus trace 5f0c2a9b --topic orders --published-at 14:05 --json
+    """
+    bus = bus_settings()
+    if not bus.list_urls:
+        raise ConfigError(NO_AGENTS)
+    published_ms = None if published_at is None else _time_ms(published_at)
+    with ThreadPoolExecutor(1) as beside:
+        observing = beside.submit(lambda: asyncio.run(observed(bus)))
+        try:
+            evidence = evidence_of(
+                bus,
+                message_id,
+                recording=recording or "",
+                topic=topic,
+                published_ms=published_ms,
+            )
+        except ValueError as fault:
+            raise click.UsageError(f"ID: {fault}") from fault
+        told = trace(evidence, observing.result())
+    _print(told, as_json)
+    verdicts = {line.verdict for line in told.lines}
+    if verdicts <= {"id", "absent", "?"}:
+        return Exit.ABSENT if "?" not in verdicts else Exit.PARTLY
+    return Exit.PARTLY if "?" in verdicts else Exit.DONE
+
+
+def _print(told: Trace, as_json: bool) -> None:
+    if as_json:
+        say(json.dumps({"answer": told.answer, "lines": list(rows_of(told))}))
+        return
+    say(escaped(told.answer, TEXT_CHARS_MAX * 4))
+    for each in told.lines:
+        place = " on ".join(filter(None, (each.about, each.broker)))
+        at = f" at {iso(each.at_ms)}" if each.at_ms else ""
+        said = f"{each.verdict}: {f'{place}: ' if place else ''}{each.text}{at}"
+        say(f"  {escaped(said, TEXT_CHARS_MAX)}  ({each.known})")
+
+
+def _time_ms(text: str) -> int:
+    """Read a time, today's where there is no date, of this host's zone where there is none."""
+    try:
+        said = datetime.fromisoformat(
+            f"{time.strftime('%Y-%m-%d')}T{text}" if ":" in text[:3] else text
+        )
+        return int(said.timestamp() * 1_000)
+    except (ValueError, OverflowError, OSError) as fault:
+        raise click.UsageError(f"--published-at {text!r}: {fault}") from fault
