@@ -4,7 +4,8 @@
     python -m tests.run --all    the same, then everything else: style, types, other releases
 
 The parts are in `tests.tiers`. Each is a pytest of its own, with clusters of its own. The one that waits for
-brokers runs beside all others, which take little or have no server.
+brokers runs beside all others, which take little or have no server. With --all those of the second tier begin
+as soon as those of the first have ended, and properties are tried with all their examples.
 
 With --all a failed test is run once more, by itself, when all are done: on a shared machine a broker that is
 killed is not always in time. Such a test is named with its first failure, and more than LATE_MAX of them fail
@@ -190,12 +191,11 @@ def main() -> int:
         os.environ.setdefault(eventually.ENV_FACTOR, "2")
         codes = dict[str, int]()
         _compile(running)
-        parts = _parts("test", scratch)
-        _run(parts, running, codes, scratch)
-        if is_all and not running.ending:
-            more = _parts("rest", scratch)
-            _run(more, running, codes, scratch, style=True)
-            parts += more
+        environ = {THOROUGH: "1"} if is_all else {}
+        parts = _parts("test", scratch, environ)
+        if is_all:
+            parts += _parts("rest", scratch, environ)
+        _run(parts, running, codes, scratch, style=is_all)
         counts = {part.name: part.counts() for part in parts}
         took = ", ".join(f"{part.name} {part.took_s():.0f} s" for part in parts)
         seconds = {part.name: part.durations() for part in parts}
@@ -214,7 +214,9 @@ def main() -> int:
         name: 0 if code == NO_TESTS and counts.get(name) else code for name, code in codes.items()
     }
     passed, failed = (sum(column) for column in zip(*counts.values(), strict=True))
-    tests = _summed(seconds.values())
+    tests = {
+        name: took for name, took in _summed(seconds.values()).items() if not tiers.is_control(name)
+    }
     grown = _grown(_by_file(tests), tiers.read_durations()["files"])
     print("\n".join([*_slowest(tests), f"parts: {took}", waited]))
     print(_cost(began_s, busy_s, load))
@@ -260,17 +262,15 @@ def _is_new(file: Path) -> bool:
     return not compiled.exists() or compiled.stat().st_mtime < file.stat().st_mtime
 
 
-def _parts(tier: str, scratch: Path) -> list[Part]:
+def _parts(tier: str, scratch: Path, environ: Mapping[str, str]) -> list[Part]:
     """Return the parts of a tier, the one that waits for brokers first."""
     parts = []
-    hosts = {"hosts"} if tier == "test" else set[str]()
-    for name in (WAITS, *(each for each in tiers.PARTS if each not in {WAITS} | hosts)):
+    only_elsewhere = {"hosts"} if tier == "test" else {"unit"}
+    for name in (WAITS, *(each for each in tiers.PARTS if each not in {WAITS} | only_elsewhere)):
         at_once = FILES_AT_ONCE.get(name)
         in_order = ("--dist", "loadfile", "--no-loadscope-reorder")
         several = ("-n", str(at_once), *in_order) if at_once else ()
         options = (f"--tier={tier}", f"--part={name}", *several, *tiers.paths_of(name))
-        # All examples of properties: once more in the second tier.
-        environ = {THOROUGH: "1"} if tier == "rest" else {}
         parts.append(Part(f"{tier}-{name}", options, scratch, environ=environ))
     if tier == "rest":
         for share in versions.shares():
@@ -287,24 +287,31 @@ def _run(
     *,
     style: bool = False,
 ) -> None:
-    """Run the first part beside the others, BESIDE at a time; print what each has printed."""
+    """Run those that wait for brokers, in turn, beside the others, BESIDE at a time.
+
+    Print what each has printed.
+    """
     said = scratch / "style.txt"
+    waits = [part for part in parts if part.name.endswith(f"-{WAITS}")]
+    others = [part for part in parts if part not in waits]
     waiting = SimpleQueue[Part | None]()
-    for part in (*parts[1:], *[None] * BESIDE):
+    for part in (*others, *[None] * BESIDE):
         waiting.put(part)
 
     def in_turn(checks: bool) -> None:
-        if checks:
-            codes["style and types"] = running.style(said)
         running.one_by_one(iter(waiting.get, None), codes)
+        if checks and not running.ending:
+            codes["style and types"] = running.style(said)
 
     chains = [threading.Thread(target=in_turn, args=(style and not n,)) for n in range(BESIDE)]
     for chain in chains:
         chain.start()
-    codes[parts[0].name] = running.wait(parts[0].start(to_file=False))[0]
+    for part in waits:
+        if not running.ending:
+            codes[part.name] = running.wait(part.start(to_file=False))[0]
     for chain in chains:
         chain.join()
-    for file in (*(part.output for part in parts[1:]), said):
+    for file in (*(part.output for part in others), said):
         if file.exists():
             sys.stdout.write(f"\n{file.stem}:\n{file.read_text(errors='replace')}")
     sys.stdout.flush()

@@ -6,8 +6,11 @@ has none among these: the quickest by tests/durations.json. A promise that is sh
 (tests/hosts) has its tests in the tier `rest`. So have the tests of tests/unit/spark that need a JVM, but
 for those of EXTRAS.
 
-The tier `rest` is everything else. `make test-all` runs it behind `make test`, and tries the properties
-again with all their examples.
+The tier `rest` is everything else. `make test-all` runs both, and tries properties with all their examples.
+
+A control leaves out the part that keeps a promise, and must see the fault; its name begins with
+`test_control_`, or its parameter is `control`. It runs in the tier `rest`, by turns: each on one day in
+CONTROL_DAYS.
 
 tests/conftest.py gives pytest the options:
 
@@ -23,6 +26,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -31,15 +36,19 @@ import pytest
 from docs import guarantees
 
 __all__ = [
+    "CONTROL_DAYS",
     "DURATIONS",
     "EXTRAS",
     "PARTS",
     "TIERS",
     "UNKNOWN_S",
+    "is_control",
+    "is_due",
     "is_selected",
     "one_of_each",
     "part_of",
     "read_durations",
+    "today",
 ]
 
 TESTS = Path(__file__).resolve().parent
@@ -71,6 +80,9 @@ EXTRAS = {
 SERVERS = {"rabbitmq", "redis", "postgresql", "mariadb"}
 # A test that tests/durations.json does not name: most take less than is kept there.
 UNKNOWN_S = 0.2
+CONTROL = re.compile(r"::test_control_|\[control\]$")
+CONTROL_DAYS = 3
+S_PER_DAY = 86_400
 
 
 def part_of(item: pytest.Item) -> str:
@@ -122,7 +134,27 @@ def touched(changed: Collection[str]) -> list[str]:
 def is_selected(items: Sequence[pytest.Item], tier: str) -> list[bool]:
     """Return of each collected test whether it belongs to the tier."""
     shown = one_of_each(_candidates(items), read_durations()["tests"])
-    return [_is_of_test(item, shown) == (tier == "test") or _is_again(item, tier) for item in items]
+    if tier == "test":
+        return [_is_of_test(item, shown) for item in items]
+    return [
+        not _is_of_test(item, shown) and (not is_control(item.nodeid) or is_due(item.nodeid))
+        for item in items
+    ]
+
+
+def is_control(name: str) -> bool:
+    """Return whether the test, by pytest's name, is a control."""
+    return CONTROL.search(name) is not None
+
+
+def is_due(name: str, day: int | None = None) -> bool:
+    """Return whether a control runs on a day, counted from 1970; None for today."""
+    return (zlib.crc32(name.encode()) + (today() if day is None else day)) % CONTROL_DAYS == 0
+
+
+def today() -> int:
+    """Return the day, counted from 1970."""
+    return int(time.time() // S_PER_DAY)
 
 
 def one_of_each(candidates: Mapping[str, Sequence[str]], seconds: Mapping[str, float]) -> set[str]:
@@ -160,18 +192,6 @@ def _is_of_test(item: pytest.Item, shown: set[str]) -> bool:
     return is_extra or item.nodeid in shown
 
 
-def _is_again(item: pytest.Item, tier: str) -> bool:
-    """Return whether a property is tried once more, with all its examples."""
-    return tier == "rest" and part_of(item) == "unit" and _is_property(item)
-
-
-def _is_property(item: pytest.Item) -> bool:
-    module = getattr(item, "module", None)
-    return item.get_closest_marker("hypothesis") is not None or any(
-        hasattr(module, name) for name in ("examples", "without_large")
-    )
-
-
 def _parameters(item: pytest.Item) -> set[str]:
     return set(item.callspec.id.split("-")) if hasattr(item, "callspec") else set()
 
@@ -184,7 +204,7 @@ def _candidates(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
         if not any(file.split("/")[1] in PARTS["unit"] for file, _ in tests)
     }
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] == "hosts":
+        if item.path.relative_to(TESTS).parts[0] == "hosts" or is_control(item.nodeid):
             continue
         for marker in item.iter_markers("guarantee"):
             for key in marker.args:

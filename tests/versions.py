@@ -3,7 +3,7 @@
 All come from root folders of other Debian releases (`ops.local.roots`): RabbitMQ and HAProxy for tests with
 brokers, Python for the unit tests of modules that run inside applications. The newest brokers are tested
 every time, one of the others in turn. Of the tests that a version changes least, one share runs in turn:
-after some days all of contract and fault tests have run on each version.
+after some days all contract and fault tests but those of databases and Spark have run on each version.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ops.local import roots
+from tests import tiers
 from tests.support.examples import THOROUGH
 
 __all__ = ["Release", "Share", "shares"]
@@ -39,47 +39,56 @@ ALWAYS = (
     "tests/fault/test_topics_reach_every_subscription.py::"
     "test_a_broker_back_before_its_agent_takes_no_publish_because_balancers_ask_for_the_gate",
 )
-# About two minutes each; what none of them names is one more.
-NAMED = (
+# A share takes about so long. A file that takes longer is one by itself.
+SHARE_S = 180
+# Of the contract only one face runs on brokers (ON_BROKERS).
+CONTRACT_PART = 1 / 3
+# Their servers, and Spark, are the same beside each release.
+OF_OTHER_SERVERS = {
+    "tests/contract/test_stores.py",
+    "tests/fault/test_live_source.py",
+    "tests/fault/test_once_trial.py",
+    "tests/fault/test_outbox.py",
+    "tests/fault/test_stores_away.py",
+}
+
+
+def _in_shares(files: Sequence[str], seconds: Mapping[str, float]) -> list[tuple[str, ...]]:
+    """Divide files, in their order. seconds: of each."""
+    found, last_s = [list[str]()], 0.0
+    for file in files:
+        if found[-1] and last_s + seconds.get(file, 0.0) > SHARE_S:
+            found.append([])
+            last_s = 0.0
+        found[-1].append(file)
+        last_s += seconds.get(file, 0.0)
+    return [tuple(each) for each in found]
+
+
+SHARES = [
     ALWAYS,
-    (
-        "tests/contract/test_app.py",
-        "tests/contract/test_consuming.py",
-        "tests/contract/test_handling.py",
-        "tests/contract/test_hooks.py",
-        "tests/contract/test_publishing.py",
-        "tests/contract/test_tracing.py",
+    *_in_shares(
+        [
+            *(
+                path
+                for folder in ("contract", "fault")
+                for file in sorted((CHECKOUT / "tests" / folder).glob("test_*.py"))
+                if (path := str(file.relative_to(CHECKOUT))) not in OF_OTHER_SERVERS | {*ALWAYS}
+            ),
+            "tests/integration/test_balancer_haproxy.py",
+        ],
+        {
+            file: took_s * (CONTRACT_PART if file.startswith("tests/contract/") else 1)
+            for file, took_s in tiers.read_durations()["files"].items()
+        },
     ),
-    (
-        "tests/fault/test_topics_reach_every_subscription.py",
-        "tests/fault/test_consumers_follow_the_brokers.py",
-    ),
-    (
-        "tests/fault/test_handlers.py",
-        "tests/fault/test_messages_of_foreign_clients.py",
-        "tests/fault/test_brokers_that_misbehave.py",
-    ),
-    (
-        "tests/fault/test_publishers_settle_everything.py",
-        "tests/integration/test_balancer_haproxy.py",
-    ),
-)
-SHARES = (
-    *NAMED,
-    tuple(
-        path
-        for folder in ("contract", "fault")
-        for file in sorted((CHECKOUT / "tests" / folder).glob("test_*.py"))
-        if (path := str(file.relative_to(CHECKOUT)))
-        not in {each for share in NAMED for each in share}
-    ),
-)
+]
 # Blocking and asyncio clients are one driver below; the bus in memory has no version.
-ON_BROKERS = ("-k", "not (contract and (memory or blocking-rabbitmq))")
+# A control shows what a test can see, whatever the release.
+ON_BROKERS = ("-k", "not (contract and (memory or blocking-rabbitmq)) and not control")
 # Compiled for one version of Python each; all else in .venv is good for any.
 COMPILED = "cffi|hdrhistogram|hypothesis|markupsafe|pydantic-core|uvloop|wrapt"
 PIP_WITHIN_S = 240
-S_PER_DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +164,7 @@ def shares(day: int = 0) -> list[Share]:
 
     The newest release has ALWAYS each day. Releases have a share of the rest, and the unit tests, by turns.
     """
-    day = day or int(time.time() // S_PER_DAY)
+    day = day or tiers.today()
     names = (NEWEST, *OTHERS)
     turn, name = SHARES[day // len(names) % len(SHARES)], names[day % len(names)]
     always = tuple(path for path in ALWAYS if name != NEWEST or path.partition("::")[0] not in turn)

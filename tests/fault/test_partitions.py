@@ -317,7 +317,7 @@ async def with_tables(url: str) -> None:
         connection.execute("CREATE TABLE account AS SELECT 0 AS balance, 0 AS fence")
 
 
-def test_a_hash_over_the_brokers_that_live_breaks_the_order_within_a_minute(
+def test_control_a_hash_over_the_brokers_that_live_breaks_the_order_within_a_minute(
     broken: LocalCluster, topic: str, tmp_path: Path
 ) -> None:
     with loaded_naively(broken, topic, tmp_path) as group:

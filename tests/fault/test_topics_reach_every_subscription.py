@@ -101,14 +101,14 @@ def test_a_queue_that_vanishes_is_made_again_and_what_it_lost_is_told(
 
 
 @pytest.mark.guarantee("topic-reaches-every-subscription")
-@pytest.mark.parametrize("gate", ["asked", "not-asked"])
+@pytest.mark.parametrize("gate", ["asked", "control"])
 def test_a_broker_back_before_its_agent_takes_no_publish_because_balancers_ask_for_the_gate(
     broken: LocalCluster, bus: BusConfig, topic: str, gate: str
 ) -> None:
-    """gate: not-asked is the control, a balancer that only looks whether the port answers."""
+    """The control is a balancer that only looks whether the port answers."""
     register(broken, f"{topic}/billing")
     config = broken.layout.front.config.read_text()
-    if gate == "not-asked":
+    if gate == "control":
         config = _without_gate_check(config)
     with balancer_configured(broken, config):
         after, load = _broker_back_before_its_agent(broken, bus, topic)

@@ -259,8 +259,10 @@ def test_a_broker_is_moved_in_good_order_and_nothing_is_lost(mirrored: Mirrored)
 
 
 @pytest.mark.guarantee("mirrored-survives-the-host")
-def test_with_protocol_a_on_a_slow_link_the_same_test_finds_lost_messages(made: Mirrored) -> None:
-    """It is the control of the other tests. The mirror is of no use afterwards: it comes last."""
+def test_control_with_protocol_a_on_a_slow_link_the_same_test_finds_lost_messages(
+    made: Mirrored,
+) -> None:
+    """The mirror is of no use afterwards: it comes last."""
     mirrored = made
     for host in (mirrored.primary, mirrored.standby):
         host.run(

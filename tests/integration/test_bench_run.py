@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -26,21 +26,11 @@ from bench.harness.outcomes import Fates
 from bench.harness.parts import read_parts
 from bench.harness.workers import Workers, read_progress
 from bench.load.profile import Profile
-from bench.processes import run
 from bench.rows import Row, read_events
 from messagebus.recording.manifest import read_manifest
 from ops.local.cluster import LocalCluster
-from spark.measures.imbalance import OF_BROKERS
-from spark.measures.stored import MINUTE_MS, spread
-from tests.support.eventually import FACTOR, eventually
-
-JOB_WITHIN_S = 300 * FACTOR
-# Three jobs by one process: a JVM starts once.
-IN_TURN = """
-import sys
-from spark.__main__ import main
-sys.exit(max(main([job, *sys.argv[4:]]) for job in sys.argv[1:4]))
-"""
+from spark.measures.stored import MINUTE_MS
+from tests.support.eventually import eventually
 
 
 def judged(result: Result) -> Fates:
@@ -88,7 +78,7 @@ def test_every_message_of_a_run_has_its_fate_and_its_time(
     assert rows == fates.published
 
 
-def test_the_live_job_has_the_rows_and_the_figures_of_the_batch_jobs(
+def test_the_live_job_has_the_rows_of_the_run_and_their_figures(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     values = profile("live", measured_s=2.0).as_json()
@@ -133,24 +123,6 @@ def test_the_live_job_has_the_rows_and_the_figures_of_the_batch_jobs(
         )
     }
     assert len(read_ms) == 1
-    jobs = ("throughput", "imbalance", "backlog")
-    argv = [sys.executable, "-c", IN_TURN, *jobs, "--events", str(events)]
-    run([*argv, "--out", str(folder / "out")], within_s=JOB_WITHIN_S, what="the batch jobs")
-    throughput, imbalance, backlog = (
-        json.loads((folder / "out" / f"{name}.json").read_text()) for name in jobs
-    )
-    totals = defaultdict[str, Counter[str]](Counter)
-    for each in minutes:
-        totals[each["broker"]].update(messages=each["messages"], bytes=each["bytes"])
-    assert totals == {
-        each["broker"]: {"messages": each["messages"], "bytes": each["bytes"]}
-        for each in throughput["brokers"]
-        if each["kind"] == "confirmed"
-    }
-    (whole,) = spread([each | {"minute": 0} for each in minutes], manifest.brokers)
-    assert whole["imbalance"] == pytest.approx(imbalance["judged"][OF_BROKERS]["max_over_mean"])
-    # Nothing waits, by the one and the other.
-    assert [each["never"] for each in backlog["drains"]] == [0] * len(backlog["drains"])
     page = (folder / "live" / "live" / "live.html").read_text()
     assert "<b>0</b><span>waiting" in page
     assert all(broker in page for broker in manifest.brokers)

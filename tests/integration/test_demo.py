@@ -114,20 +114,3 @@ def test_sigterm_while_the_cluster_starts_stops_all_that_was_started(demo: Demo)
     code, _, error = demo.end()
     assert (code, error.count("\n")) == (130, 1), error
     assert demo.left() == []
-
-
-def test_a_load_process_that_dies_ends_the_run_and_what_was_recorded_is_kept(demo: Demo) -> None:
-    eventually(lambda: messages_flow(demo), within_s=START_S)
-    victim = next(
-        found
-        for found in psutil.process_iter(["cmdline"])
-        if str(demo.folder) in (found.info["cmdline"] or ())
-        and {"publisher", "1"} <= set(found.info["cmdline"])
-    )
-    victim.kill()
-    code, _, error = demo.end()
-    assert code == 1
-    assert "publisher-1 ended by itself (signal SIGKILL)" in error
-    assert error.count("\n") == 1
-    assert demo.left() == []
-    assert len(list(demo.folder.glob("published-*.ndjson"))) == 4

@@ -23,6 +23,7 @@ from ops.local import process
 from ops.local.cluster import LocalCluster
 from ops.run.command import JOURNALS
 from ops.run.journal import Journal
+from tests import tiers
 from tests.support import killed_ops
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually
@@ -34,10 +35,12 @@ from tests.support.trials.outer_faults import set_clock
 
 RECEIVED_FIRST = 100
 RECEIVED_WITHIN_S = 60.0
-RELOADS = 5
+RELOADS = 3
 SEEN_WITHIN_S = 60.0
 STEP_WITHIN_S = 120.0
 STEPS_MAX = 40
+# A day's runs are killed at one step in so many; the model of playbooks kills them everywhere, every time.
+KILL_EVERY = 3
 # The playbook sees that others serve, marks the broker, and brings the list.
 STEPS_BEFORE_MOVES = 3
 DAY_S = 86_400
@@ -243,16 +246,18 @@ def test_the_partitions_of_a_restarted_broker_move_first_with_its_agent_and_the_
 
 
 def kill_and_resume(cluster: LocalCluster, *words: str) -> int:
-    """Kill it by SIGKILL at every step in turn, when its commands have run and its journal does not know yet.
+    """Kill it by SIGKILL at many steps, when their commands have run and its journal does not know yet.
 
-    Each run after the first repeats the step before. Returns how many runs were killed.
+    They are every third step, from the first, second or third of today on. Each run after the first repeats
+    the step at which the one before was killed. Returns how many runs were killed.
     """
-    for kills in range(STEPS_MAX):
-        if (ended := run_killed(cluster, kills, *words)) == 0:
+    first = tiers.today() % KILL_EVERY
+    for kills, after in enumerate(range(first, STEPS_MAX, KILL_EVERY)):
+        if (ended := run_killed(cluster, after, *words)) == 0:
             assert not Journal(cluster.inventory.parent / JOURNALS, " ".join(words)).is_resumed
             return kills
         assert ended == -signal.SIGKILL
-        assert len(Journal(cluster.inventory.parent / JOURNALS, " ".join(words)).done) == kills
+        assert len(Journal(cluster.inventory.parent / JOURNALS, " ".join(words)).done) == after
     raise AssertionError(f"more than {STEPS_MAX} steps")
 
 
@@ -269,56 +274,33 @@ def run_killed(cluster: LocalCluster, after: int, *words: str) -> int | None:
 
 @pytest.mark.guarantee("playbook-killed-anywhere")
 @pytest.mark.timeout(1800)
-def test_killed_at_every_step_and_taken_up_again_adding_and_removing_lose_and_double_nothing(
+def test_killed_at_many_steps_and_taken_up_again_adding_and_removing_lose_and_double_nothing(
     cluster: LocalCluster, load: AuditedLoad
 ) -> None:
     before = cluster.names
     spare = next(name for name in ("mb2", "mb4") if name not in before)
-    assert kill_and_resume(cluster, "add", spare) >= 12
+    assert kill_and_resume(cluster, "add", spare) >= 4
     address = cluster.node(spare).broker
     consumed = load.consumed_from[address]
     eventually(lambda: load.consumed_from[address] > consumed, within_s=SEEN_WITHIN_S)
-    assert kill_and_resume(cluster, "remove", spare) >= 15
+    assert kill_and_resume(cluster, "remove", spare) >= 5
     assert load.audit() == NOTHING
     assert cluster.names == before
     assert address not in cluster.consumer_list().names
     cluster.wait_ready()
 
 
-Act = Callable[[LocalCluster], None]
-FAULTS: tuple[tuple[Act, Act, str, str], ...] = (
-    (
-        lambda cluster: cluster.freeze("mb1", agent=True),
-        lambda cluster: cluster.thaw("mb1", agent=True),
-        "bring the list that drains mb3 to every agent",
-        "mb1 differs",
-    ),
-    (
-        lambda cluster: cluster.kill("haproxy"),
-        lambda cluster: cluster.start("haproxy"),
-        "bring the list that drains mb3 to every agent",  # it is unknown whether others take publishes
-        "HAProxy",
-    ),
-    (
-        lambda cluster: cluster.freeze("mb3"),
-        lambda cluster: cluster.thaw("mb3"),
-        "hang up on the publishers that are left on mb3",
-        "management of mb3 does not answer",
-    ),
-)
-
-
 @pytest.mark.guarantee("playbook-killed-anywhere")
-def test_where_an_agent_the_balancer_or_the_broker_is_away_it_stops_says_so_and_is_taken_up_again(
+def test_where_a_broker_is_frozen_a_playbook_stops_says_so_and_is_taken_up_again(
     cluster: LocalCluster, load: AuditedLoad
 ) -> None:
-    for breaks, mends, where, told in FAULTS:
-        breaks(cluster)
-        stopped = ops(cluster, "restart", "mb3", "--yes")
-        assert stopped.returncode == 1, stopped.stderr
-        assert f"ops: step {where!r}: " in stopped.stderr
-        assert told.lower() in stopped.stderr.lower()
-        mends(cluster)
+    """The model of playbooks has agents and balancers that are away, too."""
+    cluster.freeze("mb3")
+    stopped = ops(cluster, "restart", "mb3", "--yes")
+    assert stopped.returncode == 1, stopped.stderr
+    assert "ops: step 'hang up on the publishers that are left on mb3': " in stopped.stderr
+    assert "management of mb3 does not answer" in stopped.stderr
+    cluster.thaw("mb3")
     resumed = ops(cluster, "restart", "mb3", "--yes")
     assert resumed.returncode == 0, resumed.stderr
     assert "taking up the run that did 6 of" in resumed.stderr
@@ -387,12 +369,13 @@ def carry_out(cluster: LocalCluster, *words: str, broker: str) -> None:
     assert "haproxy2 was dead meanwhile; when it is back: `python -m lb apply`" in done.stderr
 
 
-# Five playbooks and two boots, which take ten times as long on a machine that is busy with other tests.
+# Playbooks and boots, which take ten times as long on a machine that is busy with other tests.
 @pytest.mark.timeout(1800)
 @pytest.mark.guarantee("playbooks-beside-the-dead")
-def test_every_playbook_goes_on_while_a_broker_an_agent_and_a_balancer_are_dead_and_loses_nothing(
+def test_playbooks_go_on_while_a_broker_an_agent_and_a_balancer_are_dead_and_loses_nothing(
     four: LocalCluster,
 ) -> None:
+    """The longest, and the last resort; the model of playbooks has all of them beside what is dead."""
     load = AuditedLoad(bus_config(four), "beside")
     # Before anything is published: what lies on its disk is lost when it is replaced.
     four.kill("mb1")
@@ -400,10 +383,7 @@ def test_every_playbook_goes_on_while_a_broker_an_agent_and_a_balancer_are_dead_
         receives(load, RECEIVED_FIRST)
         four.kill("mb2", agent=True)
         four.kill("haproxy2")
-        carry_out(four, "add", "mb5", broker="mb1")
-        carry_out(four, "restart", "mb3", broker="mb1")
         carry_out(four, "upgrade", "mb4", broker="mb1")
-        carry_out(four, "remove", "mb5", broker="mb1")
         four.kill("mb1", agent=True)
         four.kill("mb3")
         carry_out(four, "replace", "mb1", "--lose-messages", broker="mb3")

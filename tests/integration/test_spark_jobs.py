@@ -43,6 +43,12 @@ WITHOUT_SPARK = ("capacity",)
 # The commands of their own. All others are made by one function: by name, the audit below stands for
 # them, and the report is in test_spark_recorder.py. Ten seconds each would be a minute.
 BY_NAME = ("ingest", "compare")
+# One after the other as `python -m spark` runs each; a JVM starts once.
+BY_NAMES = """
+import json, sys
+from spark.__main__ import main
+sys.exit(max(main(words) for words in json.loads(sys.argv[1])))
+"""
 HEAP_MIB = 600
 # Variables that say where modules are, and how wide a text is printed.
 OTHERS = ("PYTHONPATH", "COLUMNS")
@@ -178,10 +184,10 @@ def cores_of(log: Path) -> int:
 def test_jobs_work_by_their_names_from_any_folder(tmp_path: Path) -> None:
     write_run(tmp_path / RUN, messages=200, faults=Faults(owed=3, cut_lines=1))
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    jobs = json.dumps([[job, *ARGUMENTS[job], "--out", f"out/{job}"] for job in BY_NAME])
+    done = run([sys.executable, "-c", BY_NAMES, jobs], cwd=tmp_path, env=environ)
+    assert done.returncode == 0, f"{done.stdout[-1000:]}{done.stderr[-2000:]}"
     for job in BY_NAME:
-        argv = [sys.executable, "-m", "spark", job, *ARGUMENTS[job], "--out", f"out/{job}"]
-        done = run(argv, cwd=tmp_path, env=environ)
-        assert done.returncode == 0, f"{job}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
         assert json.loads((tmp_path / "out" / job / f"{job}.json").read_text())
 
 

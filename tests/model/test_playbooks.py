@@ -346,6 +346,53 @@ def test_nothing_is_begun_with_a_dead_broker_and_the_command_for_it_is_said(
     assert world.play("replace", "mb2", yes=True) == ""
 
 
+@pytest.mark.guarantee("playbooks-beside-the-dead")
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("add", "mb5"), ("remove", "mb4"), ("restart", "mb4"), ("upgrade", "mb4"), ("replace", "mb4")],
+)
+def test_each_playbook_goes_on_while_a_broker_an_agent_and_a_balancer_are_dead(
+    word: str, name: str, world_of: Callable[[int], World]
+) -> None:
+    world = world_of(1)
+    assert world.play("add", "mb4") == ""
+    world.cluster.die("mb1")
+    world.cluster.brokers["mb2"].agent = False
+    world.cluster.fronts["lb2"].state = "ended"
+    if word == "replace":
+        world.cluster.die(name)
+    assert world.play(word, name) == ""
+    told = " ".join(world.cluster.ran)
+    assert "--without mb2" in told
+    assert "--without lb2" in told
+
+
+@pytest.mark.guarantee("playbook-killed-anywhere")
+@pytest.mark.parametrize("away", ["agent", "balancer", "broker"])
+def test_where_an_agent_a_balancer_or_the_broker_is_silent_it_stops_and_is_taken_up_again(
+    away: str, world_of: Callable[[int], World]
+) -> None:
+    world = world_of(1)
+    other, broker, front = (
+        world.cluster.brokers["mb1"],
+        world.cluster.brokers["mb3"],
+        world.cluster.fronts["lb1"],
+    )
+    match away:
+        case "agent":
+            other.agent, other.silent = False, True
+        case "balancer":
+            front.state = "frozen"
+        case _:
+            broker.running = False
+    stopped = world.play("restart", "mb3")
+    assert {"agent": "mb1", "balancer": "lb1", "broker": "mb3"}[away] in stopped
+    other.silent = False
+    world.cluster.mend()
+    assert world.play("restart", "mb3") == ""
+    assert world.cluster.sent_by_all("mb3")
+
+
 def test_an_undo_that_a_dead_broker_stops_says_how_the_run_is_closed(
     world_of: Callable[[int], World],
 ) -> None:

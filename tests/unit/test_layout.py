@@ -15,7 +15,7 @@ from tests import tiers
 from tests.mutants.run import load
 from tests.run import CHECKOUT, LATE_MAX, _grown, _lines_of, _verdict
 from tests.support import starts
-from tests.versions import NEWEST, OTHERS, SHARES, shares
+from tests.versions import NEWEST, OF_OTHER_SERVERS, OTHERS, SHARES, shares
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
@@ -167,6 +167,13 @@ def test_of_tests_that_show_a_promise_the_quickest_is_chosen_and_one_for_two_pro
     assert tiers.one_of_each({"a": []}, seconds) == set()
 
 
+def test_controls_have_their_turn_and_are_known_by_name() -> None:
+    for name in ("tests/fault/test_a.py::test_control_without_it", "tests/a.py::test_b[control]"):
+        assert tiers.is_control(name)
+        assert sum(tiers.is_due(name, day) for day in range(tiers.CONTROL_DAYS)) == 1
+    assert not tiers.is_control("tests/a.py::test_an_operator_is_in_control[asked]")
+
+
 def test_what_the_first_tier_runs_beside_promises_is_there() -> None:
     for name in tiers.EXTRAS:
         file, _, test = name.partition("::")
@@ -208,7 +215,9 @@ def test_starts_are_summed_up_also_those_that_failed(
 def test_all_of_contract_and_fault_has_its_turn() -> None:
     named = {path for share in SHARES for path in share if "::" not in path}
     files = [*CHECKOUT.glob("tests/contract/test_*.py"), *CHECKOUT.glob("tests/fault/test_*.py")]
-    assert {str(file.relative_to(CHECKOUT)) for file in files} <= named
+    assert {str(file.relative_to(CHECKOUT)) for file in files} == (named | OF_OTHER_SERVERS) - {
+        "tests/integration/test_balancer_haproxy.py"
+    }
     assert all(Path(CHECKOUT / path).is_file() for path in named)
 
 
