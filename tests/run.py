@@ -215,7 +215,9 @@ def main() -> int:
     }
     passed, failed = (sum(column) for column in zip(*counts.values(), strict=True))
     tests = {
-        name: took for name, took in _summed(seconds.values()).items() if not tiers.is_control(name)
+        name: took
+        for name, took in _summed(seconds.values()).items()
+        if not tiers.is_by_turns(name)
     }
     grown = _grown(_by_file(tests), tiers.read_durations()["files"])
     print("\n".join([*_slowest(tests), f"parts: {took}", waited]))

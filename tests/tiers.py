@@ -8,9 +8,10 @@ for those of EXTRAS.
 
 The tier `rest` is everything else. `make test-all` runs both, and tries properties with all their examples.
 
-A control leaves out the part that keeps a promise, and must see the fault; its name begins with
-`test_control_`, or its parameter is `control`. It runs in the tier `rest`, by turns: each on one day in
-CONTROL_DAYS.
+Some tests of the tier `rest` run by turns, each on one day in TURN_DAYS. A control leaves out the part that
+keeps a promise, and must see the fault; its name begins with `test_control_`, or its parameter is `control`.
+The contract of the blocking clients on RabbitMQ shows that two things fit which are tested every day: the
+blocking clients in memory, and their driver, by the asyncio clients, on RabbitMQ.
 
 tests/conftest.py gives pytest the options:
 
@@ -36,13 +37,13 @@ import pytest
 from docs import guarantees
 
 __all__ = [
-    "CONTROL_DAYS",
     "DURATIONS",
     "EXTRAS",
     "PARTS",
     "TIERS",
+    "TURN_DAYS",
     "UNKNOWN_S",
-    "is_control",
+    "is_by_turns",
     "is_due",
     "is_selected",
     "one_of_each",
@@ -80,8 +81,8 @@ EXTRAS = {
 SERVERS = {"rabbitmq", "redis", "postgresql", "mariadb"}
 # A test that tests/durations.json does not name: most take less than is kept there.
 UNKNOWN_S = 0.2
-CONTROL = re.compile(r"::test_control_|\[control\]$")
-CONTROL_DAYS = 3
+BY_TURNS = re.compile(r"::test_control_|\[control\]$|^tests/contract/.*\[blocking-rabbitmq\b")
+TURN_DAYS = 3
 S_PER_DAY = 86_400
 
 
@@ -137,19 +138,19 @@ def is_selected(items: Sequence[pytest.Item], tier: str) -> list[bool]:
     if tier == "test":
         return [_is_of_test(item, shown) for item in items]
     return [
-        not _is_of_test(item, shown) and (not is_control(item.nodeid) or is_due(item.nodeid))
+        not _is_of_test(item, shown) and (not is_by_turns(item.nodeid) or is_due(item.nodeid))
         for item in items
     ]
 
 
-def is_control(name: str) -> bool:
-    """Return whether the test, by pytest's name, is a control."""
-    return CONTROL.search(name) is not None
+def is_by_turns(name: str) -> bool:
+    """Return whether the test, by pytest's name, runs on one day in TURN_DAYS."""
+    return BY_TURNS.search(name) is not None
 
 
 def is_due(name: str, day: int | None = None) -> bool:
-    """Return whether a control runs on a day, counted from 1970; None for today."""
-    return (zlib.crc32(name.encode()) + (today() if day is None else day)) % CONTROL_DAYS == 0
+    """Return whether such a test runs on a day, counted from 1970; None for today."""
+    return (zlib.crc32(name.encode()) + (today() if day is None else day)) % TURN_DAYS == 0
 
 
 def today() -> int:
@@ -204,7 +205,7 @@ def _candidates(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
         if not any(file.split("/")[1] in PARTS["unit"] for file, _ in tests)
     }
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] == "hosts" or is_control(item.nodeid):
+        if item.path.relative_to(TESTS).parts[0] == "hosts" or is_by_turns(item.nodeid):
             continue
         for marker in item.iter_markers("guarantee"):
             for key in marker.args:

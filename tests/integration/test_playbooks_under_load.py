@@ -379,7 +379,7 @@ def test_playbooks_go_on_while_a_broker_an_agent_and_a_balancer_are_dead_and_los
     load = AuditedLoad(bus_config(four), "beside")
     # Before anything is published: what lies on its disk is lost when it is replaced.
     four.kill("mb1")
-    with load.running(publishers=2, consumers=2):
+    with load.running():
         receives(load, RECEIVED_FIRST)
         four.kill("mb2", agent=True)
         four.kill("haproxy2")

@@ -36,9 +36,9 @@ from tests.support.eventually import FACTOR, patience
 __all__ = ["Arrival", "Consuming", "Load", "Sent", "consuming", "drain", "publishing"]
 
 # Publishes of one publisher under way at the same time, and how often it starts one. Four of them
-# leave half of a slow core to the brokers, and still hit every window of some milliseconds.
+# leave two thirds of a slow core to the brokers, and still hit every window of some milliseconds.
 IN_FLIGHT = 16
-RATE_PER_S = 150
+RATE_PER_S = 80
 POLL_S = 0.05
 READY_WITHIN_S = STOP_WITHIN_S = 180.0
 # After that long without a delivery nothing more is expected to come: consumers redial within 5 s.

@@ -167,11 +167,20 @@ def test_of_tests_that_show_a_promise_the_quickest_is_chosen_and_one_for_two_pro
     assert tiers.one_of_each({"a": []}, seconds) == set()
 
 
-def test_controls_have_their_turn_and_are_known_by_name() -> None:
-    for name in ("tests/fault/test_a.py::test_control_without_it", "tests/a.py::test_b[control]"):
-        assert tiers.is_control(name)
-        assert sum(tiers.is_due(name, day) for day in range(tiers.CONTROL_DAYS)) == 1
-    assert not tiers.is_control("tests/a.py::test_an_operator_is_in_control[asked]")
+def test_what_runs_by_turns_is_known_by_name_and_has_its_turn() -> None:
+    for name in (
+        "tests/fault/test_a.py::test_control_without_it",
+        "tests/fault/test_a.py::test_b[control]",
+        "tests/contract/test_a.py::test_b[blocking-rabbitmq-fsync]",
+    ):
+        assert tiers.is_by_turns(name)
+        assert sum(tiers.is_due(name, day) for day in range(tiers.TURN_DAYS)) == 1
+    for name in (
+        "tests/fault/test_a.py::test_an_operator_is_in_control[asked]",
+        "tests/contract/test_a.py::test_b[asyncio-rabbitmq]",
+        "tests/contract/test_a.py::test_b[blocking-memory]",
+    ):
+        assert not tiers.is_by_turns(name)
 
 
 def test_what_the_first_tier_runs_beside_promises_is_there() -> None:
