@@ -41,12 +41,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A suite that is told to end (a time limit, CI) stops what it started, as after Ctrl-C.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-# Files that take longer than this begin first, the longest of all before the others.
+# Files that take longer than this begin first, the longest of all before the others, and among them those
+# with clusters of their own: the shared one would be idle beside them.
 LONG_S = 60
 SHARED = pytest.StashKey[LocalCluster]()
 ENDED = pytest.StashKey[bool]()
 RANK = pytest.StashKey[tuple[int, float, str]]()
-LONG, SHARING, APART = range(3)
+LONG_APART, LONG, SHARING, APART = range(4)
 
 # The duration of one example shows how busy the machine is.
 settings.register_profile("patient", settings.default, deadline=None, max_examples=examples(100))
@@ -95,7 +96,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of the tier and the part that were asked for, in the order that takes least.
 
-    The longest files come first. Those that share the cluster come before all that do not.
+    The longest files come first, then those that share the cluster.
     """
     kept = _selected(config, items)
     if dropped := [item for item in items if item not in kept]:
@@ -110,7 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         seconds[item.path] += before.get(item.nodeid, tiers.UNKNOWN_S)
     for item in items:
         file_s = seconds[item.path]
-        group = LONG if file_s > LONG_S else SHARING if item.path in sharing else APART
+        long, short = (LONG, SHARING) if item.path in sharing else (LONG_APART, APART)
+        group = long if file_s > LONG_S else short
         item.stash[RANK] = (group, -file_s, item.path.as_posix())
     items.sort(key=lambda item: item.stash[RANK])
 

@@ -191,10 +191,7 @@ def main() -> int:
         os.environ.setdefault(eventually.ENV_FACTOR, "2")
         codes = dict[str, int]()
         _compile(running)
-        environ = {THOROUGH: "1"} if is_all else {}
-        parts = _parts("test", scratch, environ)
-        if is_all:
-            parts += _parts("rest", scratch, environ)
+        parts = _parts(scratch, is_all=is_all)
         _run(parts, running, codes, scratch, style=is_all)
         counts = {part.name: part.counts() for part in parts}
         took = ", ".join(f"{part.name} {part.took_s():.0f} s" for part in parts)
@@ -264,20 +261,32 @@ def _is_new(file: Path) -> bool:
     return not compiled.exists() or compiled.stat().st_mtime < file.stat().st_mtime
 
 
-def _parts(tier: str, scratch: Path, environ: Mapping[str, str]) -> list[Part]:
-    """Return the parts of a tier, the one that waits for brokers first."""
+def _parts(scratch: Path, *, is_all: bool) -> list[Part]:
+    """Return the parts of the first tier or of both, those that wait for brokers first."""
+    wanted = [("test", WAITS), ("test", "unit"), ("test", "spark")]
+    if is_all:
+        # Spark's of both tiers are one part: Java starts once less.
+        wanted = [
+            ("test", WAITS),
+            ("rest", WAITS),
+            ("test", "unit"),
+            ("rest", "hosts"),
+            ("", "spark"),
+        ]
     parts = []
-    only_elsewhere = {"hosts"} if tier == "test" else {"unit"}
-    for name in (WAITS, *(each for each in tiers.PARTS if each not in {WAITS} | only_elsewhere)):
+    for tier, name in wanted:
         at_once = FILES_AT_ONCE.get(name)
         in_order = ("--dist", "loadfile", "--no-loadscope-reorder")
         several = ("-n", str(at_once), *in_order) if at_once else ()
-        options = (f"--tier={tier}", f"--part={name}", *several, *tiers.paths_of(name))
-        parts.append(Part(f"{tier}-{name}", options, scratch, environ=environ))
-    if tier == "rest":
-        for share in versions.shares():
-            print(f"{share.name}: {' '.join(share.paths)}", flush=True)
-            parts.append(Part(share.name, share.paths, scratch, share.command))
+        options = (f"--part={name}", *several, *tiers.paths_of(name))
+        of_tier = (f"--tier={tier}",) if tier else ()
+        environ = {THOROUGH: "1"} if is_all else {}
+        parts.append(
+            Part(f"{tier or 'all'}-{name}", (*of_tier, *options), scratch, environ=environ)
+        )
+    for share in versions.shares() if is_all else ():
+        print(f"{share.name}: {' '.join(share.paths)}", flush=True)
+        parts.append(Part(share.name, share.paths, scratch, share.command))
     return parts
 
 

@@ -62,7 +62,7 @@ TIERS = ("test", "rest")
 PARTS = {
     "unit": ("contract", "model", "unit"),
     "spark": (
-        *(f"integration/test_spark_{name}.py" for name in ("hdfs", "jobs", "versions")),
+        *(f"integration/test_spark_{name}.py" for name in ("jobs", "versions")),
         "unit/spark",
     ),
     "hosts": ("hosts",),
