@@ -49,14 +49,14 @@ class Timers:
     heartbeat_s: the longest AMQP heartbeat that a client of this bus uses. 60 is RabbitMQ's own
         offer, so it covers clients that set none.
     client_s, server_s: a connection that is silent for this long is cut.
-    connect_ms: timeout of a TCP connect to a broker. With leastconn it is also the time that HAProxy waits
+    connect_s: timeout of a TCP connect to a broker. With leastconn it is also the time that HAProxy waits
         before it tries the next broker after a refused connect: keep it well under a publisher's
-        own dial timeout (500 ms).
-    check_ms: timeout of the whole login of the gate check. Two late logins in a row cut a broker's sessions,
+        own dial timeout (0.5 s).
+    check_s: timeout of the whole login of the gate check. Two late logins in a row cut a broker's sessions,
         so it must be above what a busy broker needs.
-    check_inter_ms, check_fast_inter_ms: time between two gate checks, and while the state is changing.
+    check_inter_s, check_fast_inter_s: time between two gate checks, and while the state is changing.
     rise, fall: checks in a row that bring a broker up, or take it down.
-    agent_inter_ms: time between two questions to an agent; the upper bound of the delay of a drain.
+    agent_inter_s: time between two questions to an agent; the upper bound of the delay of a drain.
     list_wait_s: the longest waiting fetch that an agent grants.
     list_server_s: silence that is allowed to an agent.
     connection_lifetime_s: a publisher renews its connection after this time (plus a fifth, at random).
@@ -66,13 +66,13 @@ class Timers:
     heartbeat_s: forms.Count = 60
     client_s: forms.Count = 180
     server_s: forms.Count = 180
-    connect_ms: forms.Count = 250
-    check_ms: forms.Count = 1_000
-    check_inter_ms: forms.Count = 1_000
-    check_fast_inter_ms: forms.Count = 200
+    connect_s: forms.Seconds = 0.25
+    check_s: forms.Seconds = 1.0
+    check_inter_s: forms.Seconds = 1.0
+    check_fast_inter_s: forms.Seconds = 0.2
     rise: forms.Count = 2
     fall: forms.Count = 2
-    agent_inter_ms: forms.Count = 500
+    agent_inter_s: forms.Seconds = 0.5
     list_wait_s: forms.Count = 60
     list_server_s: forms.Count = 75
     connection_lifetime_s: forms.Count = 600
@@ -95,7 +95,7 @@ class Balancer:
         them again and again. "no": HAProxy looks names up, also those of /etc/hosts, at a start or reload.
     sessions_max: connections at the same time, of all kinds together.
     server_sessions_max: the same for one broker, `sessions_max` by default; a connection above it waits for
-        `connect_ms` and is refused.
+        `connect_s` and is refused.
     """
 
     name: forms.Name = BALANCER

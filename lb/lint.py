@@ -8,8 +8,8 @@ from inventory.inventory import Inventory
 
 # A Unix socket's address has room for 107 bytes, and HAProxy binds under a longer, temporary name.
 SOCKET_PATH_BYTES_MAX = 97
-# A publisher gives up its first dial after this time (BusConfig.dial_timeout_ms).
-DIAL_TIMEOUT_MS = 500
+# A publisher gives up its first dial after this time (BusConfig.dial_timeout_s).
+DIAL_TIMEOUT_S = 0.5
 # A publisher renews its connection at random between its lifetime and this multiple of it.
 LIFETIME_SPREAD = 1.2
 # A waiting fetch must be answered before the balancer gives up on the agent.
@@ -17,7 +17,7 @@ LIST_SLACK_S = 5
 # The file descriptors of Debian's rabbitmq-server.service, less those for queues, logs and agents.
 BROKER_SESSIONS_MAX = 60_000
 # Every balancer must see a drain within half a second.
-AGENT_INTER_MS_MAX = 500
+AGENT_INTER_S_MAX = 0.5
 
 
 def faults(inventory: Inventory) -> list[str]:
@@ -54,16 +54,16 @@ def _timers(inventory: Inventory) -> Iterator[str]:
             f"list_server_s {timers.list_server_s}: at least {LIST_SLACK_S} more than list_wait_s"
             f" ({timers.list_wait_s}), or waiting fetches are cut"
         )
-    if timers.connect_ms >= DIAL_TIMEOUT_MS:
+    if timers.connect_s >= DIAL_TIMEOUT_S:
         yield (
-            f"connect_ms {timers.connect_ms}: less than {DIAL_TIMEOUT_MS}, after which publishers"
+            f"connect_s {timers.connect_s}: less than {DIAL_TIMEOUT_S}, after which publishers"
             " give up themselves"
         )
-    if timers.check_fast_inter_ms > timers.check_inter_ms:
-        yield f"check_fast_inter_ms {timers.check_fast_inter_ms}: not above check_inter_ms"
-    if timers.agent_inter_ms > AGENT_INTER_MS_MAX:
+    if timers.check_fast_inter_s > timers.check_inter_s:
+        yield f"check_fast_inter_s {timers.check_fast_inter_s}: not above check_inter_s"
+    if timers.agent_inter_s > AGENT_INTER_S_MAX:
         yield (
-            f"agent_inter_ms {timers.agent_inter_ms}: at most {AGENT_INTER_MS_MAX}, or a drain"
+            f"agent_inter_s {timers.agent_inter_s}: at most {AGENT_INTER_S_MAX}, or a drain"
             " is seen late"
         )
     if timers.hard_stop_s <= LIFETIME_SPREAD * timers.connection_lifetime_s:

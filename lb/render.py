@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from inventory.files import Templates
 from inventory.inventory import Inventory
+from messagebus.clock import whole_ms
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.topology import GATE
@@ -36,7 +37,7 @@ def _quoted(value: object) -> str:
     return "'" + str(value).replace("'", "'\\''") + "'"
 
 
-_TEMPLATES = Templates("lb", quoted=_quoted)
+_TEMPLATES = Templates("lb", quoted=_quoted, in_ms=lambda seconds: f"{whole_ms(seconds)}ms")
 
 
 def render(inventory: Inventory) -> str:

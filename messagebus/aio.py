@@ -47,6 +47,7 @@ from messagebus._io.publish.publishes import (
     whole_timeout_ms,
 )
 from messagebus._io.wire import Wire, amqp_wire
+from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.consumer import (
     DRAIN_S,
@@ -129,6 +130,7 @@ class AsyncPublisher:
         _wire: Wire | None = None,
     ) -> None:
         self._config = with_spool(config, spool)
+        self._deadline_ms = whole_ms(self._config.deadline_s)
         self._hooks = hook_chain(hooks)
         self._intake = _Intake(bus, self._config, self._hooks, _wire or amqp_wire(bus))
         self._outgoing = self._intake.outgoing
@@ -353,7 +355,7 @@ class AsyncPublisher:
             await self._accept(driver, (target, body, message), timeout_s, watched)
 
     def _timeout_ms(self, timeout_s: float | None) -> int:
-        return self._config.deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
+        return self._deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
 
     async def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait until all is settled, as `Publisher.flush` does."""

@@ -587,7 +587,7 @@ class App:
             loop=asyncio.get_running_loop(),
             thread=threading.current_thread(),
             grace_s=grace_s,
-            deadline_s=publishing.deadline_ms / 1000,
+            deadline_s=publishing.deadline_s,
             publisher=publisher,
             relay=self._new_relay(clients, publisher),
             consumers={

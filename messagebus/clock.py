@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["LogLimit", "monotonic_ms", "wall_ms"]
+__all__ = ["LogLimit", "in_seconds", "monotonic_ms", "wall_ms", "whole_ms"]
 
 
 def monotonic_ms() -> int:
@@ -18,6 +18,16 @@ def monotonic_ms() -> int:
 def wall_ms() -> int:
     """Return ms since 1970, as the host's clock is set: for people, and for times of other processes."""
     return time.time_ns() // 1_000_000
+
+
+def whole_ms(seconds: float) -> int:
+    """Return a duration in whole ms, as the core and the wire have them."""
+    return round(seconds * 1000)
+
+
+def in_seconds(ms: int | None) -> float | None:
+    """Return an age in seconds, as people read it; None stays None."""
+    return None if ms is None else ms / 1000
 
 
 class LogLimit:

@@ -11,15 +11,18 @@ capitals: MESSAGEBUS_USER, MESSAGEBUS_PUBLISHER_WINDOW, MESSAGEBUS_CONSUMER_PREF
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+import typing
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from messagebus.broker import Broker, is_http
+from messagebus.checks import raise_faults, range_faults
 from messagebus.core.redundancy import MODES, REQUIRED
 from messagebus.destination import parse_destination
 from messagebus.errors import ConfigError, NameInvalid
@@ -64,7 +67,7 @@ class _Settings:
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Take settings by field name; passwords as text. Raises ConfigError with every fault."""
         made, faults = _read(cls, values)
-        _raise_all(faults)
+        raise_faults(faults)
         return made
 
     @classmethod
@@ -81,7 +84,7 @@ class _Settings:
             raise ConfigError(f"{path}: {fault}") from fault
         tables = {kind._table: kind for kind in (BusConfig, PublisherConfig, ConsumerConfig)}
         made, faults = _read_file(cls, values, tables)
-        _raise_all([f"{path}: {'; '.join(faults)}"] if faults else [])
+        raise_faults([f"{path}: {'; '.join(faults)}"] if faults else [])
         return made
 
 
@@ -111,8 +114,8 @@ class BusConfig(_Settings):
     client_id: shown by brokers and agents; at most 200 printing ASCII characters. "": each client object
         makes its own from host, process and a random part.
     heartbeat_s: AMQP heartbeat, 0 turns it off.
-    dial_timeout_ms: for TCP connect and AMQP handshake of a first try, together; doubled by each
-        failed try up to dial_timeout_max_ms.
+    dial_timeout_s: for TCP connect and AMQP handshake of a first try, together; doubled by each
+        failed try up to dial_timeout_max_s.
     Relative paths of files mean the folder of the process when the config is made.
     tls: everything is encrypted and verified, the list too; each dial checks that the certificate's name
         is the host's own.
@@ -136,8 +139,8 @@ class BusConfig(_Settings):
     broker_hosts_allowed: tuple[str, ...] = ()
     client_id: str = ""
     heartbeat_s: int = 10
-    dial_timeout_ms: int = 500
-    dial_timeout_max_ms: int = 8_000
+    dial_timeout_s: float = 0.5
+    dial_timeout_max_s: float = 8.0
     tls: bool = False
     tls_ca_file: str = ""
     tls_cert_file: str = ""
@@ -161,14 +164,14 @@ class BusConfig(_Settings):
             faults.append(
                 f"list_urls {_without_login(urls)!r}: several addresses wanted, as (url,)"
             )
-        _raise_all(
+        raise_faults(
             [
                 *faults,
-                *_ranges(
+                *range_faults(
                     self,
                     heartbeat_s=(0, 3600),
-                    dial_timeout_ms=(10, 60_000),
-                    dial_timeout_max_ms=(10, 60_000),
+                    dial_timeout_s=(0.01, 60.0),
+                    dial_timeout_max_s=(0.01, 60.0),
                 ),
                 *(
                     f"list_urls {_without_login(url)!r}: http:// or https:// address"
@@ -251,21 +254,21 @@ class Batching:
 
     count_max: messages in a batch at most. bytes_max: of all their bodies together, at most 15 MiB, because
         RabbitMQ 4 takes messages of 16 MiB and each entry has properties too.
-    linger_ms: how long a batch waits for more, below the publisher's deadline_ms; 0 still packs the messages
+    linger_s: how long a batch waits for more, below the publisher's deadline_s; 0 still packs the messages
         that are waiting. A flush or a stop ends the wait.
     """
 
     count_max: int = 50
     bytes_max: int = 65_536
-    linger_ms: int = 0
+    linger_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _raise_all(
-            _ranges(
+        raise_faults(
+            range_faults(
                 self,
                 count_max=(1, 10_000),
                 bytes_max=(1, 15 * 1024 * 1024),
-                linger_ms=(0, 60_000),
+                linger_s=(0.0, 60.0),
             )
         )
 
@@ -277,7 +280,7 @@ class Spool:
     path: the folder; each publisher has a sub-folder of its own in it, and takes over those of processes that
         ended. bytes_max, messages_max: of one publisher, with what it took over; a message that does not
         fit waits in memory, as without a spool.
-    after_ms: how long no broker takes anything before messages go to the disk.
+    after_s: how long no broker takes anything before messages go to the disk.
     always: every message goes to the disk first, and from there to a broker.
     """
 
@@ -285,15 +288,15 @@ class Spool:
     _: dataclasses.KW_ONLY
     bytes_max: int = 1024 * 1024 * 1024
     messages_max: int = 1_000_000
-    after_ms: int = 500
+    after_s: float = 0.5
     always: bool = False
 
     def __post_init__(self) -> None:
-        faults = _ranges(
+        faults = range_faults(
             self,
             bytes_max=(64 * 1024, 1 << 50),
             messages_max=(1, 1_000_000_000),
-            after_ms=(0, 3_600_000),
+            after_s=(0.0, 3_600.0),
         )
         path: Any = self.path
         if not (isinstance(path, str | Path) and _is_path(str(path))):
@@ -301,7 +304,7 @@ class Spool:
         always: Any = self.always
         if type(always) is not bool:
             faults.append(f"always {always!r}: True or False")
-        _raise_all([f"spool: {fault}" for fault in faults])
+        raise_faults([f"spool: {fault}" for fault in faults])
 
 
 def _is_path(text: str) -> bool:
@@ -318,11 +321,11 @@ class PublisherConfig(_Settings):
 
     window: publishes sent and not yet confirmed, on one link.
     backlog_messages_max, backlog_bytes_max: accepted and not yet sent; a full backlog makes callers wait.
-    deadline_ms: for one publish, from acceptance to outcome, over all retries.
+    deadline_s: for one publish, from acceptance to outcome, over all retries.
     attempts_max: how often one publish is sent at most.
     retry_unknown: send a publish that a lost link left unknown again, under the same id.
     connection_lifetime_s: a link is renewed through the balancer after that, within 20 % at random.
-    confirm_slow_ms: a broker whose oldest open confirm is older than that is left for another one. On a
+    confirm_slow_s: a broker whose oldest open confirm is older than that is left for another one. On a
         slow line the time counts from the last byte of the message.
     batch: destination as text (``orders``, ``queue:jobs``) -> how its messages are packed; messages of
         other destinations go one by one.
@@ -338,18 +341,18 @@ class PublisherConfig(_Settings):
     window: int = 512
     backlog_messages_max: int = 10_000
     backlog_bytes_max: int = 64 * 1024 * 1024
-    deadline_ms: int = 30_000
+    deadline_s: float = 30.0
     attempts_max: int = 20
     retry_unknown: bool = True
     connection_lifetime_s: int = 600
-    confirm_slow_ms: int = 1_500
+    confirm_slow_s: float = 1.5
     batch: Mapping[str, Batching] = dataclasses.field(default_factory=dict, hash=False)
     redundant: tuple[str, ...] = ()
     redundancy: str = REQUIRED
     spool: Spool | None = None
 
     def __post_init__(self) -> None:
-        batch, faults = _checked_batch(self.batch, self.deadline_ms)
+        batch, faults = _checked_batch(self.batch, self.deadline_s)
         object.__setattr__(self, "batch", batch)
         redundant, wrong = _checked_redundant(self.redundant)
         object.__setattr__(self, "redundant", redundant)
@@ -361,17 +364,17 @@ class PublisherConfig(_Settings):
             faults.append(f"spool: a Spool wanted, not {type(spool).__name__}")
         if spool is not None and redundant:
             faults.append(NOT_BOTH)
-        _raise_all(
+        raise_faults(
             faults
-            + _ranges(
+            + range_faults(
                 self,
                 window=(1, 65_535),
                 backlog_messages_max=(1, 10_000_000),
                 backlog_bytes_max=(1, 1 << 40),
-                deadline_ms=(1, 86_400_000),
+                deadline_s=(0.001, 86_400.0),
                 attempts_max=(1, 1_000_000),
                 connection_lifetime_s=(1, 86_400 * 365),
-                confirm_slow_ms=(1, 3_600_000),
+                confirm_slow_s=(0.001, 3_600.0),
             )
         )
 
@@ -411,10 +414,10 @@ class ConsumerConfig(_Settings):
     order: str = "none"
 
     def __post_init__(self) -> None:
-        _raise_all(
+        raise_faults(
             self._dedup_faults()
             + self._order_faults()
-            + _ranges(
+            + range_faults(
                 self,
                 handed_out_max=(1, 1_000_000),
                 prefetch=(1, 2_000),
@@ -458,7 +461,7 @@ class ConsumerConfig(_Settings):
 
 
 def _checked_batch(
-    batch: Mapping[str, Any], deadline_ms: object
+    batch: Mapping[str, Any], deadline_s: object
 ) -> tuple[dict[str, Batching], list[str]]:
     """Return `batch` with one spelling for each destination, and its faults."""
     checked: dict[str, Batching] = {}
@@ -470,9 +473,9 @@ def _checked_batch(
             faults.append(f"batch: {fault}")
         if not isinstance(batching, Batching):
             faults.append(f"batch {text!r}: Batching wanted, not {type(batching).__name__}")
-        elif isinstance(deadline_ms, int) and batching.linger_ms >= deadline_ms:
+        elif isinstance(deadline_s, int | float) and batching.linger_s >= deadline_s:
             faults.append(
-                f"batch {text!r}: linger_ms {batching.linger_ms}: below deadline_ms {deadline_ms}"
+                f"batch {text!r}: linger_s {batching.linger_s:g}: below deadline_s {deadline_s:g}"
             )
     return checked, faults
 
@@ -538,43 +541,51 @@ def _read_file(
 
 def _read(kind: type[T], values: Mapping[str, Any]) -> tuple[T, list[str]]:
     """Return the config and every fault of keys, types and ranges. With a fault the config is not valid."""
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    faults = [_unknown(key, fields) for key in values if key not in fields]
-    known: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in fields:
-            try:
-                known[key] = _convert(str(fields[key].type), value)
-            except (TypeError, ValueError) as fault:
-                faults.append(f"{key}: {fault}")
+    known, faults = _converted(kind, values)
     try:
         return kind(**known), faults
     except ConfigError as fault:
         return kind(), [*faults, str(fault)]
 
 
-def _convert(type_name: str, value: Any) -> Any:
-    """Convert text from an environment, or a value from TOML, to the field's type. Never shows a secret."""
-    match type_name:
-        case "Secret":
-            return value if isinstance(value, Secret) else Secret(_expect(str, value))
-        case "tuple[str, ...]":
-            words = value.split(",") if isinstance(value, str) else value
-            words = words if isinstance(words, tuple) else _expect(list, words)
-            found = tuple(_expect(str, word).strip() for word in words)
-            return () if found == ("",) else found  # a variable that is set and empty
-        case "int":
-            return int(value) if isinstance(value, str) else _expect(int, value)
-        case "bool":
-            return _as_bool(value)
-        case "Mapping[str, Batching]":
-            # In an environment it is written as in a file, behind the equals sign.
-            table = tomllib.loads(f"batch = {value}")["batch"] if isinstance(value, str) else value
-            return {key: _as_batching(key, each) for key, each in _expect(dict, table).items()}
-        case "Spool | None":
-            return _as_spool(value)
-        case _:
-            return _expect(str, value)
+def _converted(kind: type[Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the known settings as their fields want them, and the faults of keys and types."""
+    types = _types_of(kind)
+    faults = [_unknown(key, types) for key in values if key not in types]
+    known: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in types:
+            try:
+                known[key] = _CONVERTERS[types[key]](value)
+            except (TypeError, ValueError) as fault:
+                faults.append(f"{key}: {fault}")
+    return known, faults
+
+
+@functools.cache
+def _types_of(kind: type) -> dict[str, Any]:
+    """Return the type of each field, in order."""
+    types = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    return {name: types[name] for name in names if name != "_"}  # "_": what follows has names
+
+
+# From text of an environment, or a value from TOML, to a field's type. Faults never show a value: it may be
+# a secret.
+def _as_text(value: Any) -> str:
+    return _expect(str, value)
+
+
+def _as_whole(value: Any) -> int:
+    return int(value) if isinstance(value, str) else _expect(int, value)
+
+
+def _as_number(value: Any) -> float:
+    if isinstance(value, str):
+        return float(value)
+    if type(value) not in (int, float):
+        raise TypeError(f"a number wanted, not {type(value).__name__}")
+    return value  # type: ignore[no-any-return]
 
 
 def _as_bool(value: Any) -> bool:
@@ -585,13 +596,34 @@ def _as_bool(value: Any) -> bool:
     return value
 
 
+def _as_secret(value: Any) -> Secret:
+    return value if isinstance(value, Secret) else Secret(_expect(str, value))
+
+
+def _as_texts(value: Any) -> tuple[str, ...]:
+    words = value.split(",") if isinstance(value, str) else value
+    words = words if isinstance(words, tuple) else _expect(list, words)
+    texts = tuple(_expect(str, word).strip() for word in words)
+    return () if texts == ("",) else texts  # a variable that is set and empty
+
+
+def _as_batch(value: Any) -> dict[str, Batching]:
+    """Read a table, which in an environment is written as in a file, behind the equals sign."""
+    table = tomllib.loads(f"batch = {value}")["batch"] if isinstance(value, str) else value
+    return {key: _as_batching(key, each) for key, each in _expect(dict, table).items()}
+
+
 def _as_batching(destination: str, value: Any) -> Batching:
     if isinstance(value, Batching):
         return value
-    made, faults = _read(Batching, _expect(dict, value))
+    batching, faults = _read(Batching, _expect(dict, value))
     if faults:
         raise ValueError(f"{destination!r}: {'; '.join(faults)}")
-    return made
+    return batching
+
+
+def _as_path(value: Any) -> str | Path:
+    return value if isinstance(value, Path) else _expect(str, value)
 
 
 def _as_spool(value: Any) -> Spool | None:
@@ -602,14 +634,26 @@ def _as_spool(value: Any) -> Spool | None:
         value = tomllib.loads(f"spool = {value}")["spool"]
     if isinstance(value, str):
         return Spool(value) if value else None
-    table = _expect(dict, value)
-    if not table.get("path"):
-        raise ValueError("path: a folder wanted")
-    fields = {each.name: each for each in dataclasses.fields(Spool)}
-    faults = [_unknown(key, fields) for key in table if key not in fields]
+    known, faults = _converted(Spool, _expect(dict, value))
+    if not known.get("path"):
+        faults.append("path: a folder wanted")
     if faults:
         raise ValueError("; ".join(faults))
-    return Spool(**table)
+    return Spool(**known)
+
+
+_CONVERTERS: dict[Any, Callable[[Any], Any]] = {
+    str: _as_text,
+    int: _as_whole,
+    float: _as_number,
+    bool: _as_bool,
+    Secret: _as_secret,
+    tuple[str, ...]: _as_texts,
+    Mapping[str, Batching]: _as_batch,
+    str | Path: _as_path,
+    Spool | None: _as_spool,
+}
+"""The type of a field -> its converter. A type that is not here is an error of the class, not a text."""
 
 
 def _expect(kind: type[T], value: Any) -> T:
@@ -620,19 +664,6 @@ def _expect(kind: type[T], value: Any) -> T:
 
 def _unknown(key: str, fields: Iterable[str]) -> str:
     return f"unknown setting {key!r}{did_you_mean(key, fields)}"
-
-
-def _ranges(config: object, **allowed: tuple[int, int]) -> list[str]:
-    return [
-        f"{key} {getattr(config, key)!r}: {low:,} to {high:,}"
-        for key, (low, high) in allowed.items()
-        if type(getattr(config, key)) is not int or not low <= getattr(config, key) <= high
-    ]
-
-
-def _raise_all(faults: list[str]) -> None:
-    if faults:
-        raise ConfigError("; ".join(faults))
 
 
 def _without_login(url: str) -> str:

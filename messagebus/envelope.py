@@ -75,8 +75,8 @@ def as_envelope(
             told[name] = text
     if message.priority is not None:
         told["priority"] = message.priority
-    if message.ttl_ms is not None:
-        told["expires_s"] = message.ttl_ms / MS_PER_S
+    if message.ttl_s is not None:
+        told["expires_s"] = message.ttl_s
     told["time_ms"] = time_ms
     if message.headers:
         told["headers"] = {name: tagged(value) for name, value in message.headers.items()}
@@ -132,13 +132,12 @@ def read_envelope(line: bytes) -> Enveloped:
     destination = told.get("destination", "")
     if not isinstance(destination, str):
         raise MessageInvalid("destination: a text wanted")
-    expires_s = _seconds(told, "expires_s")
     message = Message(
         body=_body(told),
         message_id=told.get("id", ""),
         headers={name: _untagged(value) for name, value in headers.items()},
         priority=told.get("priority"),
-        ttl_ms=None if expires_s is None else round(expires_s * MS_PER_S),
+        ttl_s=_seconds(told, "expires_s"),
         **{name: told.get(name, "") for name in FIELDS_OF_MESSAGE},
     )
     return Enveloped(message, destination, _seconds(told, "delay_s"))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote
 
+from messagebus.checks import range_faults
 from messagebus.clock import wall_ms
 from messagebus.core.attempts import Action, Drop, End, ParkKey, ParkNow, Rule, StopKey
 from messagebus.destination import DELAY_STEPS_MS
@@ -79,18 +80,17 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         faults = [
-            *_range_faults(
+            *range_faults(
                 self,
+                attempts_max=(1, ATTEMPTS_MAX),
                 first_delay_s=(0, DELAY_S_MAX),
                 delay_max_s=(0, DELAY_S_MAX),
                 factor=(1, FACTOR_MAX),
-                jitter=(0, 1),
+                jitter=(0.0, 1.0),
             ),
             *_exception_faults(self, "retry_on"),
             *_exception_faults(self, "give_up_on"),
         ]
-        if type(self.attempts_max) is not int or not 1 <= self.attempts_max <= ATTEMPTS_MAX:
-            faults.insert(0, f"attempts_max {self.attempts_max!r}: 1 to {ATTEMPTS_MAX:,}")
         if self.then not in _THEN:
             faults.append(f"then {self.then!r}: {', '.join(map(repr, _THEN))}")
         if self.where not in (None, "ladder", "place"):
@@ -105,16 +105,6 @@ _THEN: dict[str, Action] = {
     "park-key": ParkKey(),
     "stop": StopKey(),
 }
-
-
-def _range_faults(policy: RetryPolicy, **allowed: tuple[float, float]) -> list[str]:
-    faults = []
-    for key, (low, high) in allowed.items():
-        value: object = getattr(policy, key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and low <= value <= high):  # type: ignore[operator]
-            faults.append(f"{key} {value!r}: {low:,g} to {high:,g}".replace("e+06", "e6"))
-    return faults
 
 
 def _exception_faults(policy: RetryPolicy, key: str) -> list[str]:

@@ -34,7 +34,8 @@ REASON_CHARS_MAX = 500
 # Properties must fit into one frame, of 128 KiB by default: a longer one ends the connection.
 HEADERS_BYTES_MAX = 64 * 1024
 HEADER_DEPTH_MAX = 16
-EXPIRES_MAX_MS = (1 << 32) - 1
+# RabbitMQ's bound of an expiration, in ms.
+TTL_S_MAX = ((1 << 32) - 1) / 1000
 RESERVED_PREFIX = "mb-"
 # The byte order mark of UTF-8.
 BOM = b"\xef\xbb\xbf"
@@ -65,7 +66,7 @@ class Message:
     correlation_id, reply_to, type, app_id: as in AMQP, for the application's own use.
     content_encoding: coding of the body, as ``gzip``; the library neither packs nor unpacks it. A charset
         there, as Spring writes it, counts where content_type has none.
-    ttl_ms: the broker may drop it unread after that, at most 2**32 - 1; None keeps it.
+    ttl_s: the broker may drop it unread after that, to the ms; at most 4,294,967 s; None keeps it.
     """
 
     body: bytes
@@ -77,7 +78,7 @@ class Message:
     correlation_id: str = ""
     reply_to: str = ""
     type: str = ""
-    ttl_ms: int | None = None
+    ttl_s: float | None = None
     content_encoding: str = ""
     app_id: str = ""
 
@@ -90,8 +91,9 @@ class Message:
             raise MessageInvalid(f"body of {len(self.body)} bytes: at most {BODY_BYTES_MAX}")
         for name in _TEXTS:
             _check_short(name, getattr(self, name))
-        _check_whole("priority", self.priority, 9)
-        _check_whole("ttl_ms", self.ttl_ms, EXPIRES_MAX_MS)
+        _check_priority(self.priority)
+        if self.ttl_s is not None:
+            check_seconds("ttl_s", self.ttl_s, TTL_S_MAX)
         headers: object = self.headers
         if not isinstance(headers, Mapping):
             raise MessageInvalid(f"headers is {type(headers).__name__}, not a mapping")
@@ -523,9 +525,20 @@ def _encoded(name: str, text: object) -> bytes:
         raise MessageInvalid(f"{name} is not Unicode text: {fault.reason}") from None
 
 
-def _check_whole(name: str, number: object, at_most: int) -> None:
-    if number is not None and not (type(number) is int and 0 <= number <= at_most):
-        raise MessageInvalid(f"{name} {number!r}: a whole number from 0 to {at_most:,}")
+def _check_priority(number: object) -> None:
+    if number is not None and not (type(number) is int and 0 <= number <= 9):
+        raise MessageInvalid(f"priority {number!r}: a whole number from 0 to 9")
+
+
+def check_seconds(name: str, seconds: object, at_most: float) -> float:
+    """Return a number of seconds from 0 to at_most. Raises MessageInvalid for anything else."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise MessageInvalid(f"{name} {seconds!r}: a number of seconds")
+    if not seconds >= 0:
+        raise MessageInvalid(f"{name} {seconds!r}: 0 or more")
+    if seconds > at_most:
+        raise MessageInvalid(f"{name}: at most {at_most:,.0f} s")
+    return seconds
 
 
 def _check_headers(headers: Mapping[str, Header]) -> None:

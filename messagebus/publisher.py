@@ -31,7 +31,7 @@ from messagebus._io.publish.publishes import (
     whole_timeout_ms,
 )
 from messagebus._io.wire import Wire, amqp_wire
-from messagebus.clock import LogLimit
+from messagebus.clock import LogLimit, in_seconds, whole_ms
 from messagebus.config import BusConfig, PublisherConfig, Spool
 from messagebus.core.pending import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE, Item
 from messagebus.core.redundancy import REQUIRED
@@ -424,6 +424,7 @@ class _Intake:
         self, bus: BusConfig, config: PublisherConfig, hooks: HookChain | None, wire: Wire
     ) -> None:
         self.bus, self._config, self._hooks, self._wire = bus, config, hooks, wire
+        self._deadline_ms = whole_ms(config.deadline_s)
         self.status = Status.INITIALIZED
         self.thread: LoopThread | None = None
         self.driver: PublishDriver | None = None
@@ -577,7 +578,7 @@ class _Intake:
                 self.accept((target, body, message), timeout_s, watched)
             return
         target, body, message = outgoing
-        timeout_ms = self._config.deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
+        timeout_ms = self._deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
         submitted = _Submitted(target, body, message, now_ms() + timeout_ms, waiter)
         if os.getpid() != self._pid:  # before the lock, which no thread may be left to open
             raise Stopped("started in another process: start a publisher after fork, not before")
@@ -730,10 +731,10 @@ def publisher_stats(
         dials=driver.route.dials + more["dials"],
         moves=driver.route.moves + more["moves"],
         links_lost=counters.links_lost + more["links_lost"],
-        last_confirm_age_ms=now_ms() - counters.last_confirm_ms
+        last_confirm_age_s=(now_ms() - counters.last_confirm_ms) / 1000
         if counters.last_confirm_ms
         else None,
-        list_age_ms=driver.list_age_ms,
+        list_age_s=in_seconds(driver.list_age_ms),
         list_faults=driver.list_faults,
         spool_messages=spool.messages,
         spool_bytes=spool.bytes,

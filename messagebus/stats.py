@@ -51,8 +51,8 @@ class PublisherStats:
     whose publishes wait.
     broker: the one that takes publishes now, "" when there is none or it does not say.
     dials: links tried. moves: links changed in good order. links_lost: links that ended by themselves.
-    last_confirm_age_ms: since the last answer of a broker; None before the first.
-    list_age_ms: since the last good answer about the consumer list; None without one. list_faults: as of
+    last_confirm_age_s: since the last answer of a broker; None before the first.
+    list_age_s: since the last good answer about the consumer list; None without one. list_faults: as of
     `ConsumerStats`.
     redundant: messages confirmed by two brokers. downgraded: confirmed by one, where two were preferred.
     Each counts once in confirmed, too; the other counts and `broker` are of both links, and of the first.
@@ -76,8 +76,8 @@ class PublisherStats:
     dials: int
     moves: int
     links_lost: int
-    last_confirm_age_ms: int | None
-    list_age_ms: int | None
+    last_confirm_age_s: float | None
+    list_age_s: float | None
     list_faults: int
     redundant: int = 0
     downgraded: int = 0
@@ -113,7 +113,7 @@ class ConsumerStats:
     list_generation: of the list that is followed, 0 where it does not say. acks_stale: answers that
     could go nowhere, because their link had ended.
     batches_damaged: parked whole, because they could not be unpacked.
-    list_age_ms: since the last good answer about the list; None without one.
+    list_age_s: since the last good answer about the list; None without one.
     list_faults: answers that changed nothing because they were no list, older, or none at all.
     retried, parked: answered by a copy, for another run or in the parking queue.
     given_back: deliveries that nobody had seen before the broker's consumer timeout came near.
@@ -127,7 +127,7 @@ class ConsumerStats:
     dedup_too_old: deliveries without a record that are older than `Dedup.remember_s`.
     undeduplicated: runs without a claim: the store was away, or the message has no id.
     dedup_state: "ok"; "waiting": the store is away, and nothing new is handed out; "open": it is away, and
-    handlers run without it. store_away_s: for how long. store_ms: mean time of its last calls.
+    handlers run without it. store_away_s: for how long. store_s: mean time of its last calls.
 
     Where order is kept; else 0:
     order_waiting: deliveries behind others of their keys, or between two runs. order_gaps: parked, so that
@@ -144,7 +144,7 @@ class ConsumerStats:
     buffered: int
     handed_out: int
     list_generation: int
-    list_age_ms: int | None
+    list_age_s: float | None
     list_faults: int
     retried: int = 0
     parked: int = 0
@@ -160,7 +160,7 @@ class ConsumerStats:
     undeduplicated: int = 0
     dedup_state: str = ""
     store_away_s: float = 0.0
-    store_ms: float = 0.0
+    store_s: float = 0.0
     order_waiting: int = 0
     order_gaps: int = 0
     keys_resting: int = 0

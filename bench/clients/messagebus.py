@@ -29,7 +29,7 @@ from messagebus.recording.files import Entry
 START_S = 60.0
 # A publish outlives the restart of a broker, also on a machine where that takes minutes: with 60 s, 180 of
 # 63,678 ended unknown beside eight busy processes on two cores. It is the default of Kafka's C client, too.
-DEADLINE_MS = 300_000
+DEADLINE_S = 300
 BATCH_BYTES_MAX = 1 << 20
 RECEIVE_MAX = 500
 CODES = {Outcome.CONFIRMED: CONFIRMED, Outcome.UNKNOWN: UNKNOWN}
@@ -57,7 +57,7 @@ def bus_of(where: Where) -> BusConfig:
 
 def publisher_config(load: Load, topic: str) -> PublisherConfig:
     """Return the settings of a publisher. A batch is one AMQP message, so the window counts batches."""
-    config = PublisherConfig(window=load.window, deadline_ms=DEADLINE_MS)
+    config = PublisherConfig(window=load.window, deadline_s=DEADLINE_S)
     if load.lifetime_s:
         config = dataclasses.replace(config, connection_lifetime_s=load.lifetime_s)
     if load.batch > 1:

@@ -21,7 +21,7 @@ from messagebus.errors import MessageBusError, NameInvalid, TopologyMismatch
 from messagebus.topology import with_options
 
 FINISH_S = 10.0
-DEADLINE_MS = 5_000
+DEADLINE_S = 5
 
 
 class Driver:
@@ -29,7 +29,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.bus = BusConfig.from_env(os.environ)
-        self.publisher = Publisher(self.bus, PublisherConfig(deadline_ms=DEADLINE_MS))
+        self.publisher = Publisher(self.bus, PublisherConfig(deadline_s=DEADLINE_S))
         self.publisher.start()
         self.consumer: Consumer | None = None
         self.open: dict[str, Delivery] = {}

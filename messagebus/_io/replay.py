@@ -30,6 +30,7 @@ from messagebus._io.amqp.properties import (
 from messagebus._io.loop import Tasks
 from messagebus._io.wire import Wire
 from messagebus.broker import Broker, BrokerList
+from messagebus.clock import whole_ms
 from messagebus.config import BusConfig
 from messagebus.core.checkpoint import Gap, Position, behind, gap_at, gap_behind
 from messagebus.core.deliveries import Ledger
@@ -573,7 +574,9 @@ class ReplayDriver:
             self.fail(fault)
 
     async def dial(self, broker: str) -> Link:
-        return await self._wire.dial(Broker.parse(broker), timeout_ms=self._bus.dial_timeout_max_ms)
+        return await self._wire.dial(
+            Broker.parse(broker), timeout_ms=whole_ms(self._bus.dial_timeout_max_s)
+        )
 
     def told_away(self, broker: str, why: Exception, away_s: float) -> None:
         """Take note that a broker is out of reach. Raises NotReady when it was for too long."""

@@ -126,7 +126,13 @@ def ddl(database: str, table: str, drop: bool) -> int:
 @of_outbox
 @click.option("--once", is_flag=True, help="End when no row waits.")
 @number("--batch", 1, 10_000, RelayConfig().batch, "Rows of one read.")
-@number("--poll-ms", 1, 60_000, RelayConfig().poll_ms, "Between reads while nothing waits.")
+@click.option(
+    "--poll-s",
+    type=click.FloatRange(0.001, 60),
+    default=RelayConfig().poll_s,
+    show_default=True,
+    help="Between reads while nothing waits.",
+)
 @number("--attempts", 1, 1_000_000, RelayConfig().attempts_max, "Before a row is parked.")
 @click.option("--notify", is_flag=True, help="Listen to Outbox(notify=True), too; PostgreSQL.")
 @click.option("--keys-go-on", is_flag=True, help="Rows pass a failed one of their key: no order.")
@@ -135,7 +141,7 @@ def relay(
     outbox: Named,
     once: bool,
     batch: int,
-    poll_ms: int,
+    poll_s: float,
     attempts: int,
     notify: bool,
     keys_go_on: bool,
@@ -156,7 +162,7 @@ def relay(
     config = RelayConfig(
         batch=batch,
         held_max=max(RelayConfig().held_max, batch),
-        poll_ms=poll_ms,
+        poll_s=poll_s,
         attempts_max=attempts,
         notify=notify,
         key_waits=not keys_go_on,

@@ -14,7 +14,7 @@ A driver does this, all on one thread, and carries out the `Orders` of `take` af
     once.arrived([(key, delivery), ...], now_ms)     # deliveries of one read
     while (turn := once.turn(now_ms)) is not None:   # also at `wake_ms`
         try:
-            once.answered(await store.turn(turn, rule), now_ms)     # within store_timeout_ms
+            once.answered(await store.turn(turn, rule), now_ms)     # within store_timeout_s
         except (StoreAway, TimeoutError):
             once.away(now_ms)
     if once.may_start(delivery, now_ms): ...         # before the application gets what was in `hand_out`

@@ -19,7 +19,9 @@ from typing import Any, Protocol, Self
 
 from messagebus._io.loop import LoopThread, OneStop, Tasks, now_ms
 from messagebus.aio import AsyncPublisher
-from messagebus.config import BusConfig, PublisherConfig, _raise_all, _ranges
+from messagebus.checks import raise_faults, range_faults
+from messagebus.clock import whole_ms
+from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import DEADLINE_PASSED, PUBLISHER_STOPPED
 from messagebus.core.redundancy import REQUIRED
 from messagebus.core.relay import SECOND_MS, End, Exchange, RelayedRows
@@ -74,7 +76,7 @@ class RelayConfig:
 
     batch: rows of one read, 1 to 10,000. held_max: rows in memory; held_bytes_max: of their bodies, and one
         body more. in_flight_max: publishes without an end; one of each key.
-    poll_ms: wait between reads while there is nothing to do. lease_ms: a relay that ended without a word is
+    poll_s: wait between reads while there is nothing to do. lease_s: a relay that ended without a word is
         replaced after that. attempts_max: failures of a row before it is parked.
     publish_timeout_s: of one publish; afterwards the row goes out again.
     key_waits: rows of a key wait behind one that failed; False lets them pass, and gives up their order.
@@ -86,23 +88,23 @@ class RelayConfig:
     held_max: int = 2_000
     held_bytes_max: int = 64 * 1024 * 1024
     in_flight_max: int = 500
-    poll_ms: int = 200
-    lease_ms: int = 10_000
+    poll_s: float = 0.2
+    lease_s: float = 10.0
     attempts_max: int = 20
     publish_timeout_s: int = 30
     key_waits: bool = True
     notify: bool = False
 
     def __post_init__(self) -> None:
-        _raise_all(
-            _ranges(
+        raise_faults(
+            range_faults(
                 self,
                 batch=(1, 10_000),
                 held_max=(1, 100_000),
                 held_bytes_max=(1, 1 << 40),
                 in_flight_max=(1, 5_000),
-                poll_ms=(1, 60_000),
-                lease_ms=(1_000, 600_000),
+                poll_s=(0.001, 60.0),
+                lease_s=(1.0, 600.0),
                 attempts_max=(1, 1_000_000),
                 publish_timeout_s=(1, 3_600),
             )
@@ -166,13 +168,13 @@ class AsyncRelay:
         self._owner = secrets.token_hex(8)
         self._status = Status.INITIALIZED
         self._tasks = Tasks()
-        self._shares = Shares(self._config.lease_ms, first=random.randrange(1 << 16))
+        self._shares = Shares(whole_ms(self._config.lease_s), first=random.randrange(1 << 16))
         self._rows = RelayedRows(
             batch=self._config.batch,
             held_max=self._config.held_max,
             held_bytes_max=self._config.held_bytes_max,
             in_flight_max=self._config.in_flight_max,
-            poll_ms=self._config.poll_ms,
+            poll_ms=whole_ms(self._config.poll_s),
             attempts_max=self._config.attempts_max,
             key_waits=self._config.key_waits,
         )
@@ -400,7 +402,9 @@ class AsyncRelay:
         return self._table.writes(exchange, {n: self._values[n][MESSAGE_ID] for n in ended})
 
     async def _renew(self, ask: Ask, now: int) -> None:
-        statements = self._table.renew(self._owner, self._config.lease_ms, ask.take, ask.release)
+        statements = self._table.renew(
+            self._owner, whole_ms(self._config.lease_s), ask.take, ask.release
+        )
         found = await self._run(statements, (self._table.read_leases(), ()))
         leases = [
             Lease(int(name), owner == self._owner, int(left_ms))

@@ -7,7 +7,6 @@ Headers and options are JSON, so that people and triggers can read and write the
 from __future__ import annotations
 
 import json
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, cast
 from messagebus._io.amqp.properties import encode_entry
 from messagebus._io.hooks import add_headers
 from messagebus._io.publish.publishes import Outgoing
+from messagebus.clock import wall_ms
 from messagebus.core.relay import Row
 from messagebus.core.shards import SHARDS
 from messagebus.destination import Destination, Queue, parse_destination
@@ -48,8 +48,8 @@ def as_row(
     told: dict[str, Any] = {
         name: value for name in _FIELDS if (value := getattr(message, name)) not in ("", None)
     }
-    if message.ttl_ms is not None:
-        told["ttl_ms"] = message.ttl_ms
+    if message.ttl_s is not None:
+        told["ttl_s"] = message.ttl_s
     if (due_ms := _due_ms(options, now_ms)) is not None:
         told["due_ms"] = due_ms
     if (redundant := options.get("redundant")) is not None:
@@ -142,9 +142,9 @@ def to_publish(values: Sequence[Any]) -> ToPublish:
         kept["redundant"] = found["redundant"]
     if "due_ms" in found:
         kept["deliver_at"] = found["due_ms"] / 1000
-    if (ttl_ms := found.get("ttl_ms")) is not None:
-        age_ms = 0 if "due_ms" in found else max(0, int(time.time() * 1000) - created_ms)
-        fields["ttl_ms"] = max(min(1, ttl_ms), ttl_ms - age_ms)
+    if (ttl_s := found.get("ttl_s")) is not None:
+        age_s = 0 if "due_ms" in found else max(0, wall_ms() - created_ms) / 1000
+        fields["ttl_s"] = max(min(0.001, ttl_s), ttl_s - age_s)
     message = Message(
         body=body if type(body) is bytes else bytes(memoryview(body)),
         content_type=content_type,

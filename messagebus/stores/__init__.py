@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from messagebus.config import _raise_all, _ranges
+from messagebus.checks import raise_faults, range_faults
 from messagebus.core.claims import UNENDED_LIMIT, Answer, Record, Rule, Turn, key_of
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
@@ -95,7 +95,7 @@ class Dedup:
     on_store_away: "wait" hands out nothing until the store is back; "run" runs handlers without it, counted.
     too_old: "run" or "park" messages that are older than remember_s and unknown to the store.
     deferred_max: deliveries held while another consumer runs their copy; others go through the delay ladder.
-    store_timeout_ms: for one call; a slower store is away.
+    store_timeout_s: for one call; a slower store is away.
     unended_max: runs of one message that may begin and never end, as in a crash, before it is parked; the
     last three are made beside no other such run.
     fence: have the store count the links over which something was delivered, for `Delivery.fence`.
@@ -107,17 +107,17 @@ class Dedup:
     on_store_away: str = "wait"
     too_old: str = "run"
     deferred_max: int = 100
-    store_timeout_ms: int = 500
+    store_timeout_s: float = 0.5
     unended_max: int = 5
     fence: bool = False
 
     def __post_init__(self) -> None:
-        faults = _ranges(
+        faults = range_faults(
             self,
             remember_s=(1, 86_400 * 3_650),
             lease_s=(1, 86_400),
             deferred_max=(0, 100_000),
-            store_timeout_ms=(1, 60_000),
+            store_timeout_s=(0.001, 60.0),
             unended_max=(1, UNENDED_LIMIT - 1),
         )
         for key, words in (("on_store_away", ("wait", "run")), ("too_old", ("run", "park"))):
@@ -137,7 +137,7 @@ class Dedup:
             faults.append(f"store: a Store or its URL wanted, not {type(store).__name__}")
         elif self.fence and not hasattr(store, "next_fence"):
             faults.append(f"fence: {type(store).__name__} has no `next_fence`")
-        _raise_all(faults)
+        raise_faults(faults)
 
     @property
     def rule(self) -> Rule:

@@ -49,7 +49,7 @@ __all__ = ["RedisStore"]
 T = TypeVar("T")
 
 PREFIX, FENCE_PREFIX = b"mb:", b"mbfence:"
-# For connecting, and for each reply. A consumer's store_timeout_ms may end a wait before.
+# For connecting, and for each reply. A consumer's store_timeout_s may end a wait before.
 TIMEOUT_S = 5.0
 REPLICAS_TIMEOUT_MS = 50
 SENTINEL_TIMEOUT_S = 1.0

@@ -37,7 +37,7 @@ __all__ = ["SqlStore", "dedup_ddl"]
 T = TypeVar("T")
 Connect = Callable[[], Any]
 
-# For connecting, and for each reply where the driver has such a limit. A consumer's store_timeout_ms may end
+# For connecting, and for each reply where the driver has such a limit. A consumer's store_timeout_s may end
 # a wait before.
 TIMEOUT_S = 5
 # Time after which a statement is cut off, at the next call.

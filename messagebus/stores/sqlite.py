@@ -20,7 +20,7 @@ __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
 
-# Wait for another process's transaction: each takes some ms. Below a consumer's store_timeout_ms.
+# Wait for another process's transaction: each takes some ms. Below a consumer's store_timeout_s.
 BUSY_TIMEOUT_S = 0.4
 SYNCHRONOUS = ("FULL", "NORMAL")
 # Keys in one statement; SQLite takes 32,766.

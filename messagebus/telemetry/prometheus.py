@@ -67,7 +67,6 @@ class _Figure:
     name: str
     help: str
     kind: _Kind = "counter"
-    per_unit: float = 1
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -87,18 +86,16 @@ _PUBLISHER = (
     _Figure("moves", "publisher_moves", "Links changed in good order."),
     _Figure("links_lost", "publisher_links_lost", "Links that ended by themselves."),
     _Figure(
-        "last_confirm_age_ms",
+        "last_confirm_age_s",
         "publisher_last_confirm_age_seconds",
         "Since the last answer of a broker.",
         "oldest",
-        1000,
     ),
     _Figure(
-        "list_age_ms",
+        "list_age_s",
         "publisher_list_age_seconds",
         "Since the last good answer about the consumer list.",
         "oldest",
-        1000,
     ),
     _Figure("list_faults", "publisher_list_faults", "Answers that were no good list."),
     _Figure("spool_messages", "publisher_spool_messages", "In the disk spool now.", "gauge"),
@@ -131,7 +128,7 @@ _CONSUMER = (
     _Figure("dedup_too_old", "consumer_dedup_too_old", "Older than what is remembered."),
     _Figure("undeduplicated", "consumer_undeduplicated", "Runs without a claim."),
     _Figure("store_away_s", "consumer_store_away_seconds", "Store of deduplication.", "oldest"),
-    _Figure("store_ms", "consumer_store_call_seconds", "Mean of its last calls.", "oldest", 1000),
+    _Figure("store_s", "consumer_store_call_seconds", "Mean of its last calls.", "oldest"),
     _Figure("order_waiting", "consumer_order_waiting", "Behind others of their keys.", "gauge"),
     _Figure("order_gaps", "consumer_order_gaps", "Parked, and passed by what followed."),
     _Figure("keys_resting", "consumer_keys_resting", "Wait for another run.", "gauge"),
@@ -139,11 +136,10 @@ _CONSUMER = (
     _Figure("keys_stopped", "consumer_keys_stopped", "Stopped after a failed run.", "gauge"),
     _Figure("list_generation", "consumer_list_generation", "Of the list applied.", "oldest"),
     _Figure(
-        "list_age_ms",
+        "list_age_s",
         "consumer_list_age_seconds",
         "Since the last good answer about the consumer list.",
         "oldest",
-        1000,
     ),
     _Figure("list_faults", "consumer_list_faults", "Answers that were no good list."),
 )
@@ -411,7 +407,7 @@ def _add_figures(sums: _Sums, figures: tuple[_Figure, ...], stats: object, clien
                 figure.kind,
                 figure.name,
                 figure.help,
-                value / figure.per_unit,
+                value,
                 client=client,
                 **figure.labels,
             )

@@ -37,6 +37,7 @@ from messagebus._io.amqp_wire import namesake
 from messagebus._io.loop import run_blocking
 from messagebus.admin.directory import PORTS
 from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.clock import whole_ms
 from messagebus.commands import options
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings
@@ -222,7 +223,7 @@ async def _of_address(
         return [fault], ""
     began_s = time.monotonic()
     try:
-        timeout_ms = max(bus.dial_timeout_ms, int(ANSWER_S * 1_000))
+        timeout_ms = whole_ms(max(bus.dial_timeout_s, ANSWER_S))
         link = await dial(address, credentials(bus), timeout_ms=timeout_ms)
     except (LinkError, ConfigError) as why:
         return [await _why_no_link(bus, what, address, why)], ""

@@ -174,7 +174,7 @@ def _json_line(each: spool.SpooledMessage) -> str:
         "correlation_id": message.correlation_id,
         "reply_to": message.reply_to,
         "app_id": message.app_id,
-        "ttl_ms": message.ttl_ms,
+        "ttl_s": message.ttl_s,
         "headers": plain(message.headers),
         "body_base64": base64.b64encode(message.body).decode(),
     }

@@ -102,7 +102,7 @@ async def test_a_batch_that_waits_for_a_thread_is_given_back_whole_and_handled_o
         if len(handler.seen) == 1:
             assert leave.wait(WITHIN_S)
 
-    await sent(bus, *map(str, range(20)), batch={bus.topic: Batching(count_max=10, linger_ms=50)})
+    await sent(bus, *map(str, range(20)), batch={bus.topic: Batching(count_max=10, linger_s=0.05)})
     work = run(consumer, handle)
     try:
         await counted(consumer, given_back=19)
@@ -123,7 +123,7 @@ async def test_a_batch_that_takes_longer_than_the_consumer_timeout_is_finished(b
         time.sleep(0.2)
         handler(delivery)
 
-    await sent(bus, *map(str, range(20)), batch={bus.topic: Batching(count_max=20, linger_ms=50)})
+    await sent(bus, *map(str, range(20)), batch={bus.topic: Batching(count_max=20, linger_s=0.05)})
     work = run(consumer, handle)
     await counted(consumer, acked=20, handed_out=0)
     again = (await consumer.call("stats")).acks_stale
@@ -210,7 +210,7 @@ async def test_a_batch_of_a_single_active_consumer_is_finished_in_order_and_once
         time.sleep(0.2)
         handler(delivery)
 
-    await sent(bus, *map(str, range(20)), batch={bus.topic: Batching(count_max=20, linger_ms=50)})
+    await sent(bus, *map(str, range(20)), batch={bus.topic: Batching(count_max=20, linger_s=0.05)})
     work = run(consumer, handle)
     await counted(consumer, acked=20, handed_out=0, acks_stale=0)
     assert handler.runs == [(str(number), 1) for number in range(20)]

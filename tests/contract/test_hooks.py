@@ -56,7 +56,7 @@ class Broken(Hooks):
 async def test_each_publish_is_seen_once_with_its_end(bus: Bus, batches: bool) -> None:
     hooks = Noting()
     consumer = await bus.consumer()
-    batch = {bus.topic: Batching(count_max=3, linger_ms=5)} if batches else {}
+    batch = {bus.topic: Batching(count_max=3, linger_s=0.005)} if batches else {}
     publisher = await bus.publisher(hooks=[hooks], batch=batch)
     await publisher.call("send", bus.topic, b"1")
     own = Message.text("2", message_id="mine", headers={"mine": 1})

@@ -113,7 +113,7 @@ async def test_a_keys_runs_are_one_after_the_other_and_keys_run_side_by_side(
 ) -> None:
     handler = Recorder(fails("k1:3", "k4:0", "k2:11", until=3))
     consumer = await bus.consumer(order="key")
-    batch = {bus.topic: Batching(count_max=7, linger_ms=20)} if batching else {}
+    batch = {bus.topic: Batching(count_max=7, linger_s=0.02)} if batching else {}
     await publish(bus, *mixed(), batch=batch)
     work = run(consumer, handler.of(consumer), 10, retry=SOON)
     await counted(consumer, acked=KEYS * COUNT, retried=6, handed_out=0, order_waiting=0)

@@ -106,7 +106,7 @@ async def test_a_message_arrives_as_it_was_sent(bus: Bus) -> None:
         correlation_id="c",
         reply_to="r",
         type="t",
-        ttl_ms=60_000,
+        ttl_s=60,
     )
     await publisher.call("send_safe", bus.topic, message, timeout_s=WITHIN_S)
     (delivery,) = await receive(consumer, 1)
@@ -354,7 +354,7 @@ async def test_a_flush_and_a_stop_do_not_wait_for_the_company_of_a_batch(
     bus: Bus, end: str
 ) -> None:
     await bus.consumer()
-    batch = {bus.topic: Batching(linger_ms=25_000)}
+    batch = {bus.topic: Batching(linger_s=25)}
     publisher = await bus.publisher(batch=batch)
     future = await publisher.call("submit", bus.topic, b"x")
     assert await publisher.call(end, timeout_s=WITHIN_S) == 0
@@ -419,7 +419,7 @@ async def test_what_was_spooled_without_a_broker_is_delivered_by_the_next_publis
     bus: Bus, tmp_path: Path
 ) -> None:
     consumer = await bus.consumer()
-    away = await bus.away_publisher(spool=Spool(tmp_path, after_ms=50))
+    away = await bus.away_publisher(spool=Spool(tmp_path, after_s=0.05))
     messages = [Message.text(f"{number}", headers={"n": number}) for number in range(20)]
     ends = await away.call("send_many", bus.topic, messages)
     assert {end.outcome for end in ends} == {Outcome.SPOOLED}

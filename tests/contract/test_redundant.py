@@ -97,7 +97,7 @@ async def test_many_are_redundant_together_and_end_in_their_order(bus: Bus) -> N
 
 async def test_batches_are_redundant_and_each_message_has_its_end(bus: Bus) -> None:
     consumer = await bus.consumer()
-    batch = {bus.topic: Batching(count_max=10, linger_ms=5)}
+    batch = {bus.topic: Batching(count_max=10, linger_s=0.005)}
     publisher = await bus.publisher(redundant=(bus.topic,), batch=batch)
     bodies: list[Any] = [b"%d" % number for number in range(COUNT)]
     bodies += [Message(body=b"own", headers={"n": 1}), Message(body=b"first", priority=3)]

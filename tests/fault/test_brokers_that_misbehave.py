@@ -31,7 +31,7 @@ from tests.support.orders import QUEUE, SUBSCRIPTION, TOPIC, WITHIN_S, taken
 
 INSIST_S = 0.6
 OPEN = 50
-NEVER_SLOW_MS = 3_600_000
+NEVER_SLOW_S = 3_600
 # A heartbeat frame whose last byte is not the one that ends every frame.
 BAD_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\x00"
 # A frame of no known type.
@@ -162,7 +162,7 @@ def test_without_heartbeats_messages_flow(ours: int, theirs: int) -> None:
 
 @pytest.mark.guarantee("frozen-or-silent-link")
 def test_a_link_that_fell_silent_is_left_at_missed_heartbeats(rabbit: FakeRabbit) -> None:
-    config = PublisherConfig(confirm_slow_ms=NEVER_SLOW_MS)
+    config = PublisherConfig(confirm_slow_s=NEVER_SLOW_S)
     with publishing(rabbit, config, heartbeat_s=1) as publisher:
         publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
         rabbit.mute()
@@ -178,7 +178,7 @@ def test_without_heartbeats_a_link_that_fell_silent_is_left_for_one_to_the_same_
 ) -> None:
     # Publishes sent on a link that retires would wait for its answers.
     monkeypatch.setattr(publishing_driver, "RETIRE_MS", 10 * int(WITHIN_S * 1000 * FACTOR))
-    config = PublisherConfig(confirm_slow_ms=200, deadline_ms=int(WITHIN_S * 1000))
+    config = PublisherConfig(confirm_slow_s=0.2, deadline_s=WITHIN_S)
     with publishing(rabbit, config, heartbeat_s=0) as publisher:
         publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
         rabbit.mute()
@@ -198,7 +198,7 @@ def test_silence_in_the_handshake_is_given_up_within_its_time_and_tried_again(
     rabbit: FakeRabbit, step: Literal["connect", "start", "tune", "open"]
 ) -> None:
     rabbit.manners.silent_after = step
-    bus = BusConfig(broker=rabbit.name, dial_timeout_ms=100, dial_timeout_max_ms=200)
+    bus = BusConfig(broker=rabbit.name, dial_timeout_s=0.1, dial_timeout_max_s=0.2)
     with pytest.raises(NotReady):
         Publisher(bus).start(require="one", timeout_s=INSIST_S)
     with pytest.raises(NotReady):
@@ -228,7 +228,7 @@ def closers() -> dict[str, Callable[[FakeRabbit], object]]:
 def test_what_a_closed_link_leaves_open_has_one_outcome(
     rabbit: FakeRabbit, hot_path: str, how: str, retry: bool
 ) -> None:
-    config = PublisherConfig(retry_unknown=retry, confirm_slow_ms=NEVER_SLOW_MS)
+    config = PublisherConfig(retry_unknown=retry, confirm_slow_s=NEVER_SLOW_S)
     with publishing(rabbit, config) as publisher:
         publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
         rabbit.manners.confirms = "never"
@@ -305,8 +305,8 @@ def test_a_broker_that_reads_nothing_fills_the_backlog_and_no_memory(
     config = PublisherConfig(
         window=4_096,
         backlog_bytes_max=1024 * 1024,
-        confirm_slow_ms=NEVER_SLOW_MS,
-        deadline_ms=int(WITHIN_S * 1000 * FACTOR),
+        confirm_slow_s=NEVER_SLOW_S,
+        deadline_s=WITHIN_S * FACTOR,
     )
     body = b"x" * BODY_BYTES
     with publishing(rabbit, config, heartbeat_s=0) as publisher:
@@ -354,7 +354,7 @@ def test_a_message_over_the_brokers_limit_says_why_and_costs_those_behind_it_not
     rabbit: FakeRabbit, hot_path: str
 ) -> None:
     rabbit.manners.message_bytes_max = 1_000
-    config = PublisherConfig(deadline_ms=int(WITHIN_S * 1000), attempts_max=3)
+    config = PublisherConfig(deadline_s=WITHIN_S, attempts_max=3)
     with publishing(rabbit, config) as publisher:
         good = [publisher.submit(TOPIC, b"good") for _ in range(OPEN)]
         bad = publisher.submit(TOPIC, b"x" * 1_001)

@@ -164,7 +164,7 @@ def test_properties_that_others_set_wrongly_are_delivered_with_what_makes_sense(
         case "priority-255":
             assert delivery.message.priority is None
         case "expiration-abc" | "expiration-negative":
-            assert delivery.message.ttl_ms is None
+            assert delivery.message.ttl_s is None
         case "message-id-255":
             assert delivery.message_id == "i" * SHORT_MAX
         case "message-id-not-utf8":

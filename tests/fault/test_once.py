@@ -123,7 +123,7 @@ def test_each_message_ends_well_once_through_kills_of_brokers(
         with lock:
             effects.append(delivery.message_id)
 
-    dedup = Dedup(f"sqlite:///{tmp_path}/dedup.db", store_timeout_ms=10_000)
+    dedup = Dedup(f"sqlite:///{tmp_path}/dedup.db", store_timeout_s=10)
     consumers = [Consumer(bus, topic, subscription="all", dedup=dedup) for _ in range(2)]
     runs = []
     for consumer in consumers:

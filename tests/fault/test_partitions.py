@@ -283,7 +283,7 @@ async def test_a_home_that_is_killed_holds_up_its_own_keys_of_an_outbox_and_no_o
         ends = [await publisher.send_safe(topic, each, timeout_s=WITHIN_S) for each in firsts]
     away = ends[0].broker
     of_away = {key for key, end in zip(keys, ends, strict=True) if end.broker == away}
-    async with shop.relay(RelayConfig(poll_ms=20, in_flight_max=5)) as relay:
+    async with shop.relay(RelayConfig(poll_s=0.02, in_flight_max=5)) as relay:
         await shop.add(b"0", destination=f"{topic}-mails")
         await shop.add(b"0", destination=topic, key=keys[0])
         assert await relay.drained(WITHIN_S)

@@ -110,7 +110,7 @@ def test_an_interpreter_that_exits_says_how_much_it_could_not_settle(rabbit: Fak
     done = script(
         rabbit,
         f"""
-publisher = Publisher(bus, PublisherConfig(deadline_ms=60_000))
+publisher = Publisher(bus, PublisherConfig(deadline_s=60))
 publisher.start(require="one")
 for number in range({IN_FLIGHT}):
     publisher.submit("{TOPIC}", b"%d" % number)
@@ -499,6 +499,6 @@ def test_a_start_without_a_list_attaches_by_the_cached_one(
     try:
         rabbit.put(QUEUE, b"x")
         assert received(consumer).body == b"x"
-        assert consumer.stats().list_age_ms is None  # a cached list is not a fresh one
+        assert consumer.stats().list_age_s is None  # a cached list is not a fresh one
     finally:
         consumer.stop(timeout_s=0)

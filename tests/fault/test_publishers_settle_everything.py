@@ -33,16 +33,16 @@ READY_WITHIN_S = 60.0
 STOP_S = 1.0
 # leastconn gives one of three in turn: some of them would go to the frozen broker.
 STARTS = 6
-DEADLINE_MS = 1_500
+DEADLINE_S = 1.5
 # Higher than any wait here: the broker is not left for being slow.
-NEVER_SLOW_MS = 600_000
+NEVER_SLOW_S = 600
 
 
 @pytest.mark.guarantee("one-outcome-per-publish")
 def test_what_a_lost_link_leaves_open_is_unknown_when_it_is_not_to_be_sent_again(
     broken: LocalCluster, topic: str
 ) -> None:
-    config = PublisherConfig(retry_unknown=False, confirm_slow_ms=NEVER_SLOW_MS)
+    config = PublisherConfig(retry_unknown=False, confirm_slow_s=NEVER_SLOW_S)
     ends: Counter[str] = Counter()
     with Publisher(direct(broken, "mb1"), config) as publisher:
         futures, _ = _leave_open(broken, publisher, f"queue:{topic}")
@@ -61,7 +61,7 @@ def test_what_a_lost_link_leaves_open_is_unknown_when_it_is_not_to_be_sent_again
 def test_what_a_lost_link_leaves_open_is_sent_again_to_another_broker_under_the_same_id(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    config = PublisherConfig(confirm_slow_ms=NEVER_SLOW_MS)
+    config = PublisherConfig(confirm_slow_s=NEVER_SLOW_S)
     with Publisher(bus, config) as publisher:
         publisher.send_safe(Queue(topic, create=True), b"x")
         futures, name = _leave_open(broken, publisher, f"queue:{topic}")
@@ -83,7 +83,7 @@ def test_what_a_lost_link_leaves_open_is_sent_again_to_another_broker_under_the_
 def test_a_deadline_ends_what_a_frozen_broker_does_not_answer(
     broken: LocalCluster, topic: str
 ) -> None:
-    config = PublisherConfig(deadline_ms=DEADLINE_MS, confirm_slow_ms=NEVER_SLOW_MS)
+    config = PublisherConfig(deadline_s=DEADLINE_S, confirm_slow_s=NEVER_SLOW_S)
     with Publisher(direct(broken, "mb1"), config) as publisher:
         began = time.monotonic()
         futures, _ = _leave_open(broken, publisher, f"queue:{topic}")
@@ -92,14 +92,14 @@ def test_a_deadline_ends_what_a_frozen_broker_does_not_answer(
         broken.thaw("mb1")
     assert {each.outcome for each in published} == {Outcome.UNKNOWN}
     assert {each.reason for each in published} == {"deadline passed"}
-    assert took_s > DEADLINE_MS / 1000 / 2
+    assert took_s > DEADLINE_S / 2
 
 
 @pytest.mark.guarantee("exit-settles-or-says")
 def test_stop_ends_in_time_and_says_how_much_a_frozen_broker_left_unknown(
     broken: LocalCluster, topic: str
 ) -> None:
-    publisher = Publisher(direct(broken, "mb1"), PublisherConfig(confirm_slow_ms=NEVER_SLOW_MS))
+    publisher = Publisher(direct(broken, "mb1"), PublisherConfig(confirm_slow_s=NEVER_SLOW_S))
     publisher.start(require="one", timeout_s=READY_WITHIN_S)
     futures, _ = _leave_open(broken, publisher, f"queue:{topic}")
     began = time.monotonic()

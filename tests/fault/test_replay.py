@@ -93,7 +93,7 @@ def assert_in_order(found: Iterable[Replayed]) -> None:
 def test_a_replay_returns_each_message_of_all_brokers_and_goes_on_behind_a_checkpoint(
     cluster: LocalCluster, bus: BusConfig, topic: str, batched: bool
 ) -> None:
-    config = PublisherConfig(batch={topic: Batching(linger_ms=5)} if batched else {})
+    config = PublisherConfig(batch={topic: Batching(linger_s=0.005)} if batched else {})
     made(bus, topic)
     first = published(bus, topic, 500, config)
     replay = Replay(bus, topic, prefetch=50)
@@ -122,7 +122,7 @@ def test_a_replay_has_each_header_of_a_message_that_is_no_list_and_no_table(
     message = Message(body=b"", headers={**plain, **nested, **raw})
     with Publisher(bus) as publisher:
         publisher.send_safe(topic, message)
-    with Publisher(bus, PublisherConfig(batch={topic: Batching(linger_ms=200)})) as publisher:
+    with Publisher(bus, PublisherConfig(batch={topic: Batching(linger_s=0.2)})) as publisher:
         publisher.send_many(topic, [message] * 2)
     with Consumer(bus, topic, subscription="all") as consumer:
         for _ in range(3):

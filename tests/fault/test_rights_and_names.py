@@ -85,7 +85,7 @@ def test_a_publisher_whose_right_is_taken_away_says_so_and_goes_on_when_it_is_ba
     register(cluster, f"{topic}/all")
     with (
         changing_user(cluster, bus) as changing,
-        Publisher(changing, PublisherConfig(deadline_ms=5_000)) as publisher,
+        Publisher(changing, PublisherConfig(deadline_s=5)) as publisher,
     ):
         publisher.send_safe(topic, b"x", timeout_s=WITHIN_S)
         grant(cluster, NO_RIGHTS)

@@ -27,8 +27,8 @@ PUBLISHING = """
 import sys
 from messagebus import BusConfig, Publisher, PublisherConfig, Spool
 broker, folder, topic = sys.argv[1:]
-config = PublisherConfig(deadline_ms=60_000)
-publisher = Publisher(BusConfig(broker=broker), config, spool=Spool(folder, after_ms=50))
+config = PublisherConfig(deadline_s=60)
+publisher = Publisher(BusConfig(broker=broker), config, spool=Spool(folder, after_s=0.05))
 publisher.start()
 number = 0
 while True:
@@ -131,7 +131,7 @@ def test_a_file_size_limit_of_the_process_is_a_full_disk(tmp_path: Path) -> None
 import resource, signal, sys
 from messagebus import BusConfig, Outcome, Publisher, Spool
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-publisher = Publisher(BusConfig(broker="127.0.0.1:1"), spool=Spool(sys.argv[1], after_ms=0))
+publisher = Publisher(BusConfig(broker="127.0.0.1:1"), spool=Spool(sys.argv[1], after_s=0))
 publisher.start()
 ends = [publisher.submit("orders", b"x" * 30_000).result() for _ in range(10)]
 assert {end.outcome for end in ends} == {Outcome.SPOOLED}, ends

@@ -45,7 +45,7 @@ POWER_OFFS = range(1, 1 + int(os.environ.get("TESTS_POWER_OFFS", "1")))
 QUEUES = [*(f"power-off-{n}" for n in POWER_OFFS), "fenced", "moved", "slow"]
 STREAMED = "streamed"
 # One publisher that does not move: there is nowhere to move to.
-STAYS = PublisherConfig(connection_lifetime_s=600, deadline_ms=120_000)
+STAYS = PublisherConfig(connection_lifetime_s=600, deadline_s=120)
 
 
 @pytest.fixture(scope="module")

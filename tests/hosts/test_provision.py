@@ -165,7 +165,7 @@ class Cluster:
             list_urls=(f"http://{address}:{LIST}/consumer-list",),
             user=user,
             password_file=str(self.folder / user),
-            dial_timeout_ms=5_000,
+            dial_timeout_s=5,
         )
 
 

@@ -40,7 +40,7 @@ def queue(topic: str) -> str:
 
 async def publish(bus: BusConfig, queue: str) -> list[str]:
     """Publish one batch; return the ids."""
-    config = PublisherConfig(batch={queue: Batching(count_max=COUNT, linger_ms=50)})
+    config = PublisherConfig(batch={queue: Batching(count_max=COUNT, linger_s=0.05)})
     async with AsyncPublisher(bus, config) as publisher:
         published = await publisher.send_many(created(queue), [b"%d" % n for n in range(COUNT)])
         assert {each.outcome for each in published} == {Outcome.CONFIRMED}

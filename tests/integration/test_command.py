@@ -98,7 +98,7 @@ def test_what_is_consumed_can_be_published_and_consumed_again(
         "list": [None, True, "\u202e"],
     }
     sent = [
-        Message(body=b"\xff\x00", headers=headers, key="k", priority=3, ttl_ms=90_001),
+        Message(body=b"\xff\x00", headers=headers, key="k", priority=3, ttl_s=90.001),
         Message.text("a\nb\x9b", type="t", correlation_id="c", reply_to="r"),
         Message(body=b"", content_type="", message_id="mine"),
     ]

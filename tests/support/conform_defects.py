@@ -48,7 +48,7 @@ class OtherId(Driver):
     def __init__(self) -> None:
         super().__init__()
         self.publisher.stop(0)
-        config = PublisherConfig(deadline_ms=python_driver.DEADLINE_MS, retry_unknown=False)
+        config = PublisherConfig(deadline_s=python_driver.DEADLINE_S, retry_unknown=False)
         self.publisher = Publisher(self.bus, config)
         self.publisher.start()
 
@@ -184,7 +184,7 @@ def _batch_acked_early() -> None:
 
 def _staying() -> None:
     PublishDriver._on_blocked = lambda self, number, blocked: None  # type: ignore[method-assign]
-    config = PublisherConfig(deadline_ms=python_driver.DEADLINE_MS, confirm_slow_ms=600_000)
+    config = PublisherConfig(deadline_s=python_driver.DEADLINE_S, confirm_slow_s=600)
     vars(python_driver)["PublisherConfig"] = lambda **settings: config
 
 

@@ -22,7 +22,7 @@ from tests.support.connections import Database, result_of, transaction
 __all__ = ["FAST", "PLAIN", "Shop"]
 
 # Relays of tests look often, and take over soon.
-FAST = RelayConfig(poll_ms=10, lease_ms=1_000)
+FAST = RelayConfig(poll_s=0.01, lease_s=1)
 PLAIN = {SQLITE: "sqlite3", POSTGRESQL: "psycopg", MYSQL: "pymysql"}
 """Dialect -> its plainest kind of connection."""
 

@@ -120,13 +120,13 @@ json_values = st.none() | st.booleans() | st.integers() | st.text(max_size=9) | 
     [
         (PublisherConfig, "window", (1, 65_535), (0, 65_536, "9", True, 1.0)),
         (PublisherConfig, "backlog_messages_max", (1, 10_000_000), (0, 10_000_001)),
-        (PublisherConfig, "deadline_ms", (1, 86_400_000), (0, -1)),
+        (PublisherConfig, "deadline_s", (0.001, 86_400), (0, -1)),
         (PublisherConfig, "attempts_max", (1,), (0,)),
         (PublisherConfig, "connection_lifetime_s", (1,), (0,)),
-        (PublisherConfig, "confirm_slow_ms", (1,), (0,)),
+        (PublisherConfig, "confirm_slow_s", (0.001,), (0,)),
         (Batching, "count_max", (1, 10_000), (0, 10_001)),
         (Batching, "bytes_max", (1, 15 * 1024 * 1024), (0, 15 * 1024 * 1024 + 1)),
-        (Batching, "linger_ms", (0, 60_000), (-1, 60_001)),
+        (Batching, "linger_s", (0, 60), (-1, 60.001)),
         (ConsumerConfig, "handed_out_max", (1, 1_000_000), (0, 1_000_001)),
         (ConsumerConfig, "prefetch", (1, 2_000), (0, 2_001)),
         (ConsumerConfig, "refresh_interval_s", (1, 3_600), (0, 3_601)),
@@ -151,9 +151,9 @@ def test_a_batch_is_known_by_the_one_spelling_of_its_destination() -> None:
 
 
 def test_a_batch_that_would_linger_beyond_the_deadline_is_told() -> None:
-    PublisherConfig(deadline_ms=50, batch={"orders": Batching(linger_ms=49)})
-    with pytest.raises(ConfigError, match="'orders': linger_ms 50: below deadline_ms 50"):
-        PublisherConfig(deadline_ms=50, batch={"orders": Batching(linger_ms=50)})
+    PublisherConfig(deadline_s=0.05, batch={"orders": Batching(linger_s=0.049)})
+    with pytest.raises(ConfigError, match=r"'orders': linger_s 0\.05: below deadline_s 0\.05"):
+        PublisherConfig(deadline_s=0.05, batch={"orders": Batching(linger_s=0.05)})
 
 
 def test_a_batch_of_no_destination_or_of_another_type_is_told() -> None:
@@ -220,7 +220,7 @@ heartbeat_s = 5
 window = 7
 [publisher.batch."queue:jobs"]
 count_max = 50
-linger_ms = 2
+linger_s = 0.002
 [consumer]
 prefetch = 9
 at_most_once = true
@@ -231,7 +231,7 @@ def test_one_file_holds_all_three(tmp_path: Path) -> None:
     path = tmp_path / "all.toml"
     path.write_text(FILE)
     assert BusConfig.from_file(path) == BusConfig(broker="lb:1", heartbeat_s=5)
-    batch = {"queue:jobs": Batching(count_max=50, linger_ms=2)}
+    batch = {"queue:jobs": Batching(count_max=50, linger_s=0.002)}
     assert PublisherConfig.from_file(path) == PublisherConfig(window=7, batch=batch)
     assert ConsumerConfig.from_file(path) == ConsumerConfig(prefetch=9, at_most_once=True)
 
@@ -393,7 +393,7 @@ def test_a_spool_is_a_path_or_a_table(text: str, spool: Spool | None) -> None:
     [
         ({"bytes_max": 1}, "path: a folder wanted"),
         ({"path": "/s", "byte_max": 1}, "unknown setting 'byte_max'; did you mean 'bytes_max'"),
-        ({"path": "/s", "bytes_max": 1, "after_ms": -1}, "bytes_max 1: .* after_ms -1: "),
+        ({"path": "/s", "bytes_max": 1, "after_s": -1}, "bytes_max 1: .* after_s -1: "),
         (17, "dict wanted, not int"),
     ],
 )

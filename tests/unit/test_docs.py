@@ -64,9 +64,10 @@ def test_every_setting_has_its_variable_and_default_in_the_how_to() -> None:
     wanted["MESSAGEBUS_LIST_URL"] = wanted.pop("MESSAGEBUS_LIST_URLS")
     assert wanted.keys() - told == set()
     for name, default in wanted.items():
-        if isinstance(default, int):
+        if isinstance(default, int | float):
             (line,) = [line for line in text.splitlines() if f"`{name}`" in line]
-            assert f"`{str(default).lower()}`" in line, name
+            shown = f"{default:g}" if isinstance(default, float) else str(default).lower()
+            assert f"`{shown}`" in line, name
 
 
 def test_the_example_of_settings_is_good(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_the_example_of_settings_is_good(tmp_path: Path) -> None:
     path.write_text(text.replace("/etc/messagebus", str(tmp_path)))
     bus = BusConfig.from_file(path)
     assert (bus.tls, bus.current_user()) == (True, "user of an example")
-    assert PublisherConfig.from_file(path).batch["queue:jobs"].linger_ms == 5
+    assert PublisherConfig.from_file(path).batch["queue:jobs"].linger_s == 0.005
     assert ConsumerConfig.from_file(path).prefetch == 100
 
 

@@ -15,7 +15,7 @@ from messagebus import Message, MessageInvalid
 from messagebus.core.headers import OF_BROKERS
 from messagebus.destination import parse_destination
 from messagebus.envelope import Layout, as_envelope, delivered, read_envelope, write_envelope
-from messagebus.message import EXPIRES_MAX_MS
+from messagebus.message import TTL_S_MAX
 from messagebus.testing import MemoryBus
 
 SHORT = st.text(max_size=40)
@@ -48,7 +48,7 @@ MESSAGES = st.builds(
     reply_to=SHORT,
     type=SHORT,
     # None expires while the test runs.
-    ttl_ms=st.none() | st.integers(600_000, EXPIRES_MAX_MS),
+    ttl_s=st.none() | st.integers(600_000, int(TTL_S_MAX * 1000)).map(lambda ms: ms / 1000),
 )
 
 

@@ -51,9 +51,9 @@ def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     sentences = [
         f"replace the connection after {publisher.connection_lifetime_s} s, up to 20 %",
         f"wait for its confirms (at most {RETIRE_MS // 1000} s)",
-        f"a confirm is older than {publisher.confirm_slow_ms / 1000} s",
-        f"takes longer than {bus.dial_timeout_ms / 1000} s (doubled with each failure, "
-        f"at most {bus.dial_timeout_max_ms // 1000} s)",
+        f"a confirm is older than {publisher.confirm_slow_s} s",
+        f"takes longer than {bus.dial_timeout_s} s (doubled with each failure, "
+        f"at most {bus.dial_timeout_max_s:g} s)",
         f"wait {members._first_ms} ms, doubled with each failure up to {members._max_ms // 1000} s",
         f"the same from {REFUSED_FIRST_MS // 1000} s up to {REFUSED_MAX_MS // 1000} s",
         f"after a link that lasted {members._max_ms // 1000} s",

@@ -45,7 +45,7 @@ async def bus(database: str) -> AsyncIterator[MemoryBus]:
 
 @pytest.fixture
 async def relay(bus: MemoryBus, database: str) -> AsyncIterator[AsyncRelay]:
-    async with AsyncRelay(database, bus, RelayConfig(poll_ms=5)) as made:
+    async with AsyncRelay(database, bus, RelayConfig(poll_s=0.005)) as made:
         yield made
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from messagebus._io.agents.registration import credentials
 from messagebus._io.amqp.link import Link, dial
 from messagebus.broker import Broker
+from messagebus.clock import whole_ms
 from messagebus.config import BusConfig
 from messagebus.errors import ChannelRefused, LinkLost
 
@@ -26,7 +27,7 @@ async def opened(
     bus: the login; its broker is ignored. timeout_ms: of the dial, at least. is_named: brokers call
     themselves as the list does, so another one at this address is refused by LinkLost.
     """
-    timeout_ms = max(timeout_ms, bus.dial_timeout_ms)
+    timeout_ms = max(timeout_ms, whole_ms(bus.dial_timeout_s))
     link = await dial(Broker.parse(broker), credentials(bus), timeout_ms=timeout_ms)
     try:
         if is_named and link.broker not in ("", broker):

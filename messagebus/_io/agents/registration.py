@@ -22,6 +22,7 @@ from messagebus._io.amqp.control import mismatch_text
 from messagebus._io.amqp.link import Credentials, Link, dial
 from messagebus._io.loop import now_ms
 from messagebus._io.wire import Registration, Topology
+from messagebus.clock import whole_ms
 from messagebus.config import BusConfig
 from messagebus.core.homes import mark_of
 from messagebus.core.route import backoff_ms
@@ -292,7 +293,7 @@ class Alone:
         link = await dial(
             self._bus.address,
             credentials(self._bus),
-            timeout_ms=min(timeout_ms, self._bus.dial_timeout_max_ms),
+            timeout_ms=min(timeout_ms, whole_ms(self._bus.dial_timeout_max_s)),
         )
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -313,7 +314,7 @@ class Alone:
         link = await dial(
             self._bus.address,
             credentials(self._bus),
-            timeout_ms=min(timeout_ms, self._bus.dial_timeout_max_ms),
+            timeout_ms=min(timeout_ms, whole_ms(self._bus.dial_timeout_max_s)),
         )
         try:
             await link.try_call("queue_declare", queue=queue.amqp_queue, passive=True)

@@ -15,6 +15,7 @@ import pika.data
 
 from messagebus._io.amqp.batch import BATCH_TYPE
 from messagebus._io.amqp.header_table import read_table
+from messagebus.clock import whole_ms
 from messagebus.core.headers import OF_BROKERS
 from messagebus.core.parking import TTL_HEADER, read_ttl_ms
 from messagebus.message import BINARY, FIRST_MS_MAX, NO_HEADERS, RESERVED_PREFIX, Message
@@ -64,8 +65,9 @@ def encode(message: Message, message_id: str, stamp_s: int, *, persistent: bool 
 def due_first(message: Message) -> Message:
     """Return a copy to be delayed: its time to live moves into a header, hidden from the broker."""
     fields = {name: getattr(message, name) for name in Message.__slots__}
-    headers = {**message.headers, TTL_HEADER: message.ttl_ms}
-    return _arrived(**{**fields, "headers": headers, "ttl_ms": None})
+    assert message.ttl_s is not None
+    headers = {**message.headers, TTL_HEADER: whole_ms(message.ttl_s)}
+    return _arrived(**{**fields, "headers": headers, "ttl_s": None})
 
 
 def encode_entry(message: Message, message_id: str) -> bytes:
@@ -97,11 +99,11 @@ def _encode(
     if message.priority is not None:
         flags |= PRIORITY
         parts.append(bytes((message.priority,)))
-    expires = message.ttl_ms
+    expires_s = message.ttl_s
     for flag, text in (
         (CORRELATION_ID, message.correlation_id),
         (REPLY_TO, message.reply_to),
-        (EXPIRATION, "" if expires is None else str(expires)),
+        (EXPIRATION, "" if expires_s is None else str(whole_ms(expires_s))),
         (MESSAGE_ID, message_id),
     ):
         if text:
@@ -148,7 +150,7 @@ def is_bare(message: Message) -> bool:
         or message.type
         or message.content_encoding
         or message.app_id
-    ) and (message.priority is None and message.ttl_ms is None)
+    ) and (message.priority is None and message.ttl_s is None)
 
 
 def _short(text: str) -> bytes:
@@ -177,6 +179,8 @@ def decode(raw: bytes, body: bytes) -> Message:
         if not name.startswith(RESERVED_PREFIX) and name not in OF_BROKERS
     }
     priority, expires = fields.get("priority"), _number(fields.get("expiration", ""))
+    if expires is None:
+        expires = read_ttl_ms(headers)
     return _arrived(
         body=body,
         content_type=fields.get("content_type", ""),
@@ -189,7 +193,7 @@ def decode(raw: bytes, body: bytes) -> Message:
         type=fields.get("type", ""),
         content_encoding=fields.get("content_encoding", ""),
         app_id=fields.get("app_id", ""),
-        ttl_ms=read_ttl_ms(headers) if expires is None else expires,
+        ttl_s=None if expires is None else expires / 1000,
     )
 
 

@@ -149,7 +149,7 @@ class Deduplication:
         self._store = dedup.opened()
         self._owns_store = self._store is not dedup.store
         self._rule = dedup.rule
-        self._timeout_s = dedup.store_timeout_ms / 1000
+        self._timeout_s = dedup.store_timeout_s
         self._consumer_timeout_ns = timeout_s * 1_000_000_000
         self._waits = dedup.on_store_away == "wait"
         self._once: Claims[Delivery] = Claims(
@@ -639,7 +639,7 @@ class Deduplication:
             "undeduplicated": counters.undeduplicated + self._without_id,
             "dedup_state": "ok" if away_ms is None else away,
             "store_away_s": (away_ms or 0) / 1000,
-            "store_ms": self._call_ms,
+            "store_s": self._call_ms / 1000,
         }
 
 

@@ -24,6 +24,7 @@ from messagebus._io.hooks import HookChain
 from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.wire import Outage, Registration, Wire, is_absent
 from messagebus.broker import Broker, BrokerList
+from messagebus.clock import in_seconds, whole_ms
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.core.group import SEGMENT_PREFETCH
 from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State, Subset
@@ -569,9 +570,8 @@ class ConsumeDriver:
 
     async def _dial(self, broker: str, failures: int) -> None:
         """Try one dial: connect, log in, consume."""
-        timeout_ms = min(
-            self._bus.dial_timeout_max_ms, self._bus.dial_timeout_ms << min(failures, 10)
-        )
+        first_s, last_s = self._bus.dial_timeout_s, self._bus.dial_timeout_max_s
+        timeout_ms = whole_ms(min(last_s, first_s * 2 ** min(failures, 10)))
         link: Link | None = None
         try:
             async with self._turn_to_dial(), asyncio.timeout(timeout_ms / 1000):
@@ -808,7 +808,7 @@ class ConsumeDriver:
             buffered=inbox.buffered,
             handed_out=inbox.handed_out,
             list_generation=max(keeper.generation, 0),
-            list_age_ms=keeper.age_ms(now_ms()),
+            list_age_s=in_seconds(keeper.age_ms(now_ms())),
             list_faults=keeper.faults,
             **({} if self.dedup is None else self.dedup.stats()),
             **({} if inbox.order is None else inbox.order.stats()),

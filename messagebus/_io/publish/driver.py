@@ -40,7 +40,7 @@ from messagebus._io.publish.publishes import (
 )
 from messagebus._io.wire import Follower, Outage, Wire, is_absent
 from messagebus.broker import Broker, BrokerList
-from messagebus.clock import LogLimit
+from messagebus.clock import LogLimit, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing
 from messagebus.core.pending import (
@@ -100,7 +100,7 @@ class SpoolCounts(NamedTuple):
 def encode_publish(target: Target, message: Message, message_id: str, *, alone: bool) -> bytes:
     if alone:
         is_delayed = target.address.routing_key and not target.address.exchange.startswith(PARTS)
-        if is_delayed and message.ttl_ms is not None:
+        if is_delayed and message.ttl_s is not None:
             message = due_first(message)
         return encode(message, message_id, int(time.time()), persistent=target.confirms)
     return encode_entry(message, message_id)
@@ -142,10 +142,11 @@ class PublishDriver:
             retry_unknown=config.retry_unknown,
             ordered=self.ordered,
         )
+        self._slow_ms = whole_ms(config.confirm_slow_s)
         self.route = Route(
             lifetime_ms=config.connection_lifetime_s * 1000,
-            timeout_first_ms=bus.dial_timeout_ms,
-            timeout_max_ms=bus.dial_timeout_max_ms,
+            timeout_first_ms=whole_ms(bus.dial_timeout_s),
+            timeout_max_ms=whole_ms(bus.dial_timeout_max_s),
         )
         self.counters = Counters()
         self.fatal: LoginRefused | None = None
@@ -366,7 +367,7 @@ class PublishDriver:
         batching = self._config.batch.get(target.address.name)
         if batching is None or target.address.routing_key:
             return None
-        return Packing(batching.count_max, batching.bytes_max, batching.linger_ms)
+        return Packing(batching.count_max, batching.bytes_max, whole_ms(batching.linger_s))
 
     def packed_max(self, target: Target) -> int:
         """Return the size in bytes below which a bare body travels in batches; 0 for none."""
@@ -379,7 +380,7 @@ class PublishDriver:
         return (
             packing is None
             or message.priority is not None
-            or message.ttl_ms is not None
+            or message.ttl_s is not None
             or len(message.body) >= packing.bytes_max
         )
 
@@ -423,7 +424,7 @@ class PublishDriver:
             self.route.current is not None
             and not self._blocked
             and (self.stands_apart if self._beside is not None else bool(self.route.broker))
-            and self.pending.unanswered_ms(now_ms) < self._config.confirm_slow_ms
+            and self.pending.unanswered_ms(now_ms) < self._slow_ms
         )
 
     def _avoided(self) -> str:
@@ -773,8 +774,8 @@ class PublishDriver:
         }
 
     def _leave_if_slow(self, now: int) -> None:
-        """Leave a slow broker, once in 10 * confirm_slow_ms until one answers: all may stall at fsync."""
-        slow_ms = self._config.confirm_slow_ms
+        """Leave a slow broker, once in 10 * confirm_slow_s until one answers: all may stall at fsync."""
+        slow_ms = self._slow_ms
         if now < self._slow_until_ms or self.pending.unanswered_ms(now) < slow_ms:
             return
         self._slow_until_ms, self._slow = now + 10 * slow_ms, self.route.current or 0

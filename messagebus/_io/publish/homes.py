@@ -92,7 +92,7 @@ class HomeDriver(PublishDriver):
         """Return whether it has had no link for AWAY_MS, or does not answer."""
         if self.route.current is not None:
             self.away_since_ms = None
-            return self.pending.unanswered_ms(now) >= self._config.confirm_slow_ms
+            return self.pending.unanswered_ms(now) >= self._slow_ms
         if self.away_since_ms is None:
             self.away_since_ms = now
         return now - self.away_since_ms >= AWAY_MS

@@ -26,7 +26,7 @@ from messagebus.core.pending import CONFIRMED, END_CONFIRMED, SPOOLED, Entry, It
 from messagebus.core.redundancy import MODES, PARTITIONED, REQUIRED
 from messagebus.destination import Delay, Destination, Queue, Topic, delay_step, parse_destination
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
-from messagebus.message import BINARY, BODY_BYTES_MAX, Message, Options, Payload
+from messagebus.message import BINARY, BODY_BYTES_MAX, Message, Options, Payload, check_seconds
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import did_you_mean
 
@@ -111,10 +111,7 @@ class Outgoing:
 
 def _made(payload: Payload, options: Options) -> Message:
     fields: dict[str, Any] = {name: v for name, v in options.items() if name not in _NOT_FIELDS}
-    if "ttl_s" in fields:
-        ttl_s = fields.pop("ttl_s")
-        fields["ttl_ms"] = None if ttl_s is None else _whole_ms("ttl_s", ttl_s)
-    if unknown := fields.keys() - Options.__annotations__.keys() - {"ttl_ms"}:
+    if unknown := fields.keys() - Options.__annotations__.keys():
         name = sorted(unknown)[0]
         known = [*Options.__annotations__, "timeout_s"]
         raise TypeError(f"unknown option {name!r}{did_you_mean(name, known)}")
@@ -149,13 +146,7 @@ def _finite(name: str, at: object) -> float:
 
 def _whole_ms(name: str, seconds: object) -> int:
     """Return whole ms, rounded up. Raises MessageInvalid unless it is a number of seconds."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise MessageInvalid(f"{name} {seconds!r}: a number of seconds")
-    if not 0 <= seconds < float("inf"):
-        raise MessageInvalid(f"{name} {seconds!r}: 0 or more")
-    if seconds > SECONDS_MAX:
-        raise MessageInvalid(f"{name}: at most {SECONDS_MAX:,} seconds")
-    return -int(-seconds * 1000 // 1)
+    return -int(-check_seconds(name, seconds, SECONDS_MAX) * 1000 // 1)
 
 
 def checked_payloads(payloads: Iterable[Payload], options: Options) -> Iterable[Payload]:

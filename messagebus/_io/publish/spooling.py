@@ -35,6 +35,7 @@ from messagebus._io.publish.spool_folder import (
 )
 from messagebus._io.wire import Wire
 from messagebus.broker import Broker
+from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import CONFIRMED, NO_DEADLINE_MS, REFUSED, SPOOLED, UNKNOWN, Item
 from messagebus.core.spool import (
@@ -386,7 +387,7 @@ class SpoolingDriver(PublishDriver):
                 self._is_away = False
                 log.warning("spool is sent broker=%s messages=%d", self.route.broker, self.messages)
         elif not self._is_away and (
-            now - self._usable_ms >= self._settings.after_ms
+            now - self._usable_ms >= whole_ms(self._settings.after_s)
             or any(item.deadline_ms <= now for item in self.pending.unsettled())
         ):
             self._is_away = True
@@ -411,7 +412,7 @@ class SpoolingDriver(PublishDriver):
         link = self._links.get(self.route.current or 0)
         if link is None or not link.is_open or self._blocked:
             return False
-        return self.pending.unanswered_ms(now) < self._config.confirm_slow_ms
+        return self.pending.unanswered_ms(now) < self._slow_ms
 
     def put_forward(self, ms: int) -> None:
         """Advance the time by ms, for a bus in memory."""

@@ -200,7 +200,7 @@ def _deleted(at: Checked) -> Iterator[None]:
     stays, gone, queue = f"{at.topic}-stays", f"{at.topic}-gone", f"{at.topic}-queue"
     declare(at.bus, [f"{stays}/all", f"{gone}/all", Queue(queue)], timeout_s=WITHIN_S)
     is_over, bodies = threading.Event(), list[bytes]()
-    config = PublisherConfig(connection_lifetime_s=1, deadline_ms=int(WITHIN_S * 500))
+    config = PublisherConfig(connection_lifetime_s=1, deadline_s=WITHIN_S / 2)
 
     def publish() -> list[Published]:
         """Return the ends of publishes to the remaining topic, when those to the deleted have ended too."""

@@ -143,7 +143,7 @@ def path(tmp_path: Path) -> Path:
     """A spool that a process left behind: 3 orders and 2 jobs."""
     bus = MemoryBus()
     bus.stop_brokers()
-    where = Spool(tmp_path / "spool", after_ms=0)
+    where = Spool(tmp_path / "spool", after_s=0)
     with bus.publisher(spool=where) as publisher:
         for number in range(3):
             publisher.send_safe("orders", Message.json({"n": number}, headers={"shop": number}))
@@ -293,10 +293,10 @@ def test_an_export_has_all_of_a_message(tmp_path: Path) -> None:
         "priority": 3,
         "correlation_id": "c",
         "reply_to": "r",
-        "ttl_ms": 5_000,
+        "ttl_s": 5.0,
     }
     headers: dict[str, Any] = {"raw": b"\0\xff", "deep": {"list": [1, None]}}
-    with bus.publisher(spool=Spool(tmp_path / "spool", after_ms=0)) as publisher:
+    with bus.publisher(spool=Spool(tmp_path / "spool", after_s=0)) as publisher:
         publisher.send_safe("orders", Message(body=b"x", headers=headers, **fields))
     row = json.loads(run("show", str(tmp_path / "spool"), "--json").stdout)
     assert {name: row[name] for name in fields} == fields

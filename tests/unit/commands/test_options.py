@@ -26,19 +26,19 @@ list_cache = "/var/cache/list"
 broker_hosts_allowed = ["*.example", "10.0.0.*"]
 client_id = "till 4"
 heartbeat_s = 0
-dial_timeout_ms = 700
-dial_timeout_max_ms = 9000
+dial_timeout_s = 0.7
+dial_timeout_max_s = 9
 """
 PUBLISHER = """
 window = 64
 backlog_messages_max = 9
 backlog_bytes_max = 70000
-deadline_ms = 4000
+deadline_s = 4
 attempts_max = 3
 retry_unknown = false
 connection_lifetime_s = 77
-confirm_slow_ms = 1234
-batch = {"orders" = {count_max = 9, linger_ms = 2}, "queue:jobs" = {}}
+confirm_slow_s = 1.234
+batch = {"orders" = {count_max = 9, linger_s = 0.002}, "queue:jobs" = {}}
 redundant = ["invoices", "queue:jobs"]
 redundancy = "preferred"
 """

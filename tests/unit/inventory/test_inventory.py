@@ -52,7 +52,7 @@ def test_no_brokers_yet_is_an_inventory() -> None:
 
 def test_timers_have_defaults_and_take_others() -> None:
     assert inventory().balancer.timers == Timers()
-    assert inventory(timers={"check_ms": 1500}).balancer.timers == Timers(check_ms=1500)
+    assert inventory(timers={"check_s": 1.5}).balancer.timers == Timers(check_s=1.5)
 
 
 def test_new_certificates_of_the_checks_are_a_new_configuration(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         (_set("balancer.amqp", "10.0.0.1:99999"), "balancer.amqp: not a port"),
         (_set("balancer.probe_user", "pro be"), "balancer.probe_user"),
         (_set("balancer.sessions_max", True), "balancer.sessions_max"),
-        (_set("balancer.timers", {"chek_ms": 1}), "balancer.timers.chek_ms: .*mean 'check_ms'"),
-        (_set("balancer.timers", {"check_ms": 0}), "balancer.timers.check_ms: 0"),
+        (_set("balancer.timers", {"chek_s": 1}), "balancer.timers.chek_s: .*mean 'check_s'"),
+        (_set("balancer.timers", {"check_s": 0}), "balancer.timers.check_s: 0"),
         (_set("brokers.0.name", "mb 1"), r"brokers\[0\].name: 'mb 1'"),
         (_set("brokers.1.name", "mb1"), "broker mb1 is there twice"),
         (_set("brokers.1.address", "10.0.1.1:5672"), "10.0.1.1:5672 is used twice"),

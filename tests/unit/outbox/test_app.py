@@ -47,7 +47,7 @@ def add(path: Path, outbox: Outbox, *bodies: bytes) -> None:
 async def test_an_app_relays_the_outbox_that_its_handlers_add_to(path: Path) -> None:
     bus = MemoryBus()
     bus.declare("invoices/all")
-    app = App(outbox=Outbox(database=f"sqlite:///{path}"), relay=RelayConfig(poll_ms=5))
+    app = App(outbox=Outbox(database=f"sqlite:///{path}"), relay=RelayConfig(poll_s=0.005))
 
     @app.subscriber("orders", subscription="billing")
     async def bill(body: bytes) -> None:
@@ -94,7 +94,7 @@ def test_a_relay_in_a_thread_of_its_own(path: Path) -> None:
     bus = MemoryBus()
     bus.declare("orders/billing")
     add(path, Outbox(), b"one", b"two")
-    relay = Relay(f"sqlite:///{path}", bus, RelayConfig(poll_ms=5))
+    relay = Relay(f"sqlite:///{path}", bus, RelayConfig(poll_s=0.005))
     with pytest.raises(Stopped):
         relay.drained()
     with relay:
@@ -122,7 +122,7 @@ def test_hooks_of_the_outbox_add_the_headers_of_the_transaction_s_trace(path: Pa
     bus = MemoryBus()
     bus.declare("orders/billing")
     add(path, Outbox(hooks=[Traced()]), b"one")
-    with Relay(f"sqlite:///{path}", bus, RelayConfig(poll_ms=5)) as relay:
+    with Relay(f"sqlite:///{path}", bus, RelayConfig(poll_s=0.005)) as relay:
         assert relay.drained(WITHIN_S)
     (message,) = bus.assert_published("orders", count=1)
     assert message.headers[TRACEPARENT] == PARENT
@@ -131,8 +131,8 @@ def test_hooks_of_the_outbox_add_the_headers_of_the_transaction_s_trace(path: Pa
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"batch": 0, "poll_ms": -1}, "batch 0: 1 to 10,000; poll_ms -1"),
-        ({"lease_ms": True}, "lease_ms True"),
+        ({"batch": 0, "poll_s": -1}, "batch 0: 1 to 10,000; poll_s -1"),
+        ({"lease_s": True}, "lease_s True"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_all_faults(settings: dict[str, int], told: str) -> None:

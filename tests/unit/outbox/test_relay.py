@@ -24,7 +24,7 @@ from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
 
 WITHIN_S = 60
-FAST = RelayConfig(poll_ms=5)
+FAST = RelayConfig(poll_s=0.005)
 TEXTS = ("message_id", "destination", "msg_key", "content_type", "headers", "options")
 
 
@@ -104,7 +104,7 @@ async def test_a_key_waits_behind_a_row_that_failed_before_the_relay_began(shop:
 async def test_keys_that_need_not_wait_pass_a_row_that_failed(shop: Shop) -> None:
     add(shop, b"a1", b"a2", key="a")
     change(shop, "UPDATE messagebus_outbox SET not_before_ms = 1 << 60 WHERE body = ?", b"a1")
-    async with shop.relay(RelayConfig(poll_ms=5, key_waits=False)) as relay:
+    async with shop.relay(RelayConfig(poll_s=0.005, key_waits=False)) as relay:
         assert await relay.drained(WITHIN_S)
     shop.bus.assert_published("orders", count=1, body=b"a2")
 
@@ -146,7 +146,7 @@ async def test_a_relay_changes_the_row_that_it_read_and_no_other_one_with_its_id
     shop.bus.freeze()
     with closing(shop.connect()) as connection, connection:
         shop.outbox.add(connection, destination, b"lost with the old database")
-    async with shop.relay(RelayConfig(poll_ms=5, attempts_max=1)) as relay:
+    async with shop.relay(RelayConfig(poll_s=0.005, attempts_max=1)) as relay:
         await eventually_async(lambda: relay.stats().in_flight == 1, within_s=WITHIN_S)
         change(shop, "DELETE FROM messagebus_outbox")
         change(shop, "DELETE FROM sqlite_sequence")
@@ -165,7 +165,7 @@ async def test_rows_that_are_held_are_read_again_over_a_new_connection(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may be of a database that has come back older."""
-    relay = shop.relay(RelayConfig(poll_ms=5, in_flight_max=1))
+    relay = shop.relay(RelayConfig(poll_s=0.005, in_flight_max=1))
     shop.bus.freeze()
     add(shop, b"sent", b"held", b"held, too")
     async with relay:
@@ -206,7 +206,7 @@ async def test_a_home_that_is_away_holds_up_its_own_keys_and_no_others(tmp_path:
                 shop.outbox.add(connection, "payments", b"%d" % number, key=key)
         shop.outbox.add(connection, "payments", b"of no key")
         shop.outbox.add(connection, "mails", b"plain")
-    async with shop.relay(RelayConfig(poll_ms=5, in_flight_max=10)) as relay:
+    async with shop.relay(RelayConfig(poll_s=0.005, in_flight_max=10)) as relay:
         bus.stop_brokers(away)
         going = len(keys) + 2 * (KEYS - len(of_away)) + 1
         await eventually_async(
@@ -232,7 +232,7 @@ def message(key: str) -> Message:
 async def test_rows_are_not_charged_for_brokers_that_are_away(shop: Shop) -> None:
     shop.bus.freeze()
     add(shop, b"one")
-    async with shop.relay(RelayConfig(poll_ms=5, publish_timeout_s=1)) as relay:
+    async with shop.relay(RelayConfig(poll_s=0.005, publish_timeout_s=1)) as relay:
         await eventually_async(lambda: relay.stats().in_flight == 1, within_s=WITHIN_S)
         await eventually_async(lambda: relay.stats().in_flight == 0, within_s=WITHIN_S)
         shop.bus.thaw()
@@ -318,7 +318,7 @@ async def test_rows_that_want_two_brokers_hold_up_no_others_while_there_is_one(
             shop.outbox.add(connection, "orders", b"two", key=f"k{number}", redundant=True)
         for number in range(5):
             shop.outbox.add(connection, "orders", b"one", key=f"k{number + 100}")
-    config = RelayConfig(poll_ms=5, publish_timeout_s=1, in_flight_max=4)
+    config = RelayConfig(poll_s=0.005, publish_timeout_s=1, in_flight_max=4)
     waiting = "attempts = 0 AND not_before_ms > 0"
     async with shop.relay(config) as relay:
         await eventually_async(lambda: shop.count(waiting) == shop.count() == 20, within_s=60)
@@ -347,7 +347,7 @@ async def test_the_relay_of_an_app_with_a_spool_waits_in_the_database(
     shop: Shop, tmp_path: Path
 ) -> None:
     outbox = Outbox(database=shop.url)
-    app = App(outbox=outbox, relay=FAST, spool=Spool(tmp_path / "spool", after_ms=0))
+    app = App(outbox=outbox, relay=FAST, spool=Spool(tmp_path / "spool", after_s=0))
     app.use(shop.bus, relay=True, spool=True)
     shop.bus.stop_brokers()
     add(shop, b"row")

@@ -64,7 +64,7 @@ async def test_a_relay_without_its_tables_is_logged_with_what_makes_them(
     sqlite3.connect(path).close()
     path.touch()
     outbox = Outbox(database=f"sqlite:///{path}")
-    app = App(outbox=outbox, relay=RelayConfig(poll_ms=5))
+    app = App(outbox=outbox, relay=RelayConfig(poll_s=0.005))
     app.use(MemoryBus(), relay=True)
     with caplog.at_level(logging.WARNING, "messagebus.outbox"):
         async with app:

@@ -29,8 +29,8 @@ from messagebus.telemetry.prometheus import ClientMetrics, PrometheusHooks
 
 PUBLISHER = PublisherStats(
     confirmed=7, refused=1, unroutable=2, unknown=3, unconfirmed=4, retried=5, backlog=6, window=8,
-    settling=0, broker="mb1:5672", dials=9, moves=10, links_lost=11, last_confirm_age_ms=1500,
-    list_age_ms=None, list_faults=0,
+    settling=0, broker="mb1:5672", dials=9, moves=10, links_lost=11, last_confirm_age_s=1.5,
+    list_age_s=None, list_faults=0,
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def consumer_stats(**fields: Any) -> ConsumerStats:
             "mb2:5672": BrokerStats(state="dialling", delivered=1, owed=0),
         },
         "delivered": 6, "acked": 3, "nacked": 1, "acks_stale": 1, "batches_damaged": 0,
-        "buffered": 1, "handed_out": 1, "list_generation": 17, "list_age_ms": 250, "list_faults": 0,
+        "buffered": 1, "handed_out": 1, "list_generation": 17, "list_age_s": 0.25, "list_faults": 0,
     }  # fmt: skip
     return ConsumerStats(**{**values, **fields})
 

@@ -122,7 +122,7 @@ def test_time_does_not_go_back() -> None:
 
 
 async def test_deadlines_pass_with_the_clock_what_was_sent_is_unknown(clients: Clients) -> None:
-    bus, publisher = clients.bus, await clients.publisher(deadline_ms=30_000, window=1)
+    bus, publisher = clients.bus, await clients.publisher(deadline_s=30, window=1)
     bus.declare("orders/billing")
     await publisher.send_safe("orders", b"the destination is open")
     bus.freeze()
@@ -173,7 +173,7 @@ async def test_refused_are_the_next_ones_and_no_more(clients: Clients) -> None:
 
 async def test_a_refused_batch_is_refused_whole(clients: Clients) -> None:
     bus = clients.bus
-    publisher = await clients.publisher(batch={"orders": Batching(count_max=3, linger_ms=1_000)})
+    publisher = await clients.publisher(batch={"orders": Batching(count_max=3, linger_s=1)})
     bus.declare("orders/billing")
     bus.refuse_next("orders")
     ends = await publisher.send_many("orders", [b"1", b"2", b"3"])
@@ -238,7 +238,7 @@ async def test_frozen_brokers_deliver_nothing_and_lose_nothing(clients: Clients)
     assert bus.answers("orders", "billing") == [(held.message_id, "ack")]
 
 
-@pytest.mark.parametrize("batch", [{}, {"orders": Batching(count_max=2, linger_ms=1_000)}])
+@pytest.mark.parametrize("batch", [{}, {"orders": Batching(count_max=2, linger_s=1)}])
 async def test_what_comes_back_too_often_is_parked_by_its_broker(batch: Any) -> None:
     async with AsyncExitStack() as stack:
         clients = Clients(MemoryBus(delivery_limit=2), stack)

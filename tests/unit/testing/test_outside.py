@@ -34,12 +34,15 @@ class Site:
             self.outbox.add(connection, "orders", b"of a customer")
         away = MemoryBus()
         away.stop_brokers()
-        with away.publisher(spool=Spool(self.spool, after_ms=0)) as own:
+        with away.publisher(spool=Spool(self.spool, after_s=0)) as own:
             assert own.send_safe("orders", b"of a customer").outcome is Outcome.SPOOLED
 
     def app(self, dedup: Store | str) -> App:
         made = App(
-            outbox=self.outbox, relay=RelayConfig(poll_ms=5), spool=self.spool, dedup=Dedup(dedup)
+            outbox=self.outbox,
+            relay=RelayConfig(poll_s=0.005),
+            spool=self.spool,
+            dedup=Dedup(dedup),
         )
 
         @made.subscriber("orders", subscription="billing")

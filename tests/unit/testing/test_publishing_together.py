@@ -71,7 +71,7 @@ class Case(Drawn):
         return PublisherConfig(
             window=self.window,
             backlog_messages_max=self.backlog,
-            deadline_ms=self.deadline_ms,
+            deadline_s=self.deadline_ms / 1000,
             attempts_max=self.attempts,
             retry_unknown=self.retry_unknown,
             connection_lifetime_s=self.lifetime_s,

@@ -35,7 +35,7 @@ class Bench:
         self._places = 0
 
     def put(self, body: str, *, ttl_ms: int | None = None) -> None:
-        raw = encode(Message(body=b"", ttl_ms=ttl_ms), body, 0)
+        raw = encode(Message(body=b"", ttl_s=None if ttl_ms is None else ttl_ms / 1000), body, 0)
         self._places += 1
         self.queue.put(Stored(self._places, ROUTE, raw, body.encode()))
         self.queue.hand_out()

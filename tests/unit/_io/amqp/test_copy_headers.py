@@ -218,13 +218,13 @@ def test_whatever_arrives_can_be_copied(raw: bytes, entry: bool) -> None:
 
 
 def test_a_time_to_live_after_a_delay_is_kept_where_the_delay_is() -> None:
-    raw = encode(due_first(Message(body=b"", headers={"a": 1}, ttl_ms=500)), "id", 1)
-    assert decode(raw, b"").ttl_ms == 500
+    raw = encode(due_first(Message(body=b"", headers={"a": 1}, ttl_s=0.5)), "id", 1)
+    assert decode(raw, b"").ttl_s == 0.5
     assert decode(raw, b"").headers == {"a": 1}
     again = copied(raw, {}, "", entry=False, stamp_ms=0)
     moved = copied(raw, {}, "", entry=False, stamp_ms=0, expires=True)
     waits = copied(raw, {"mb-ttl-ms": 7}, "", entry=False, stamp_ms=0)
-    assert [decode(each, b"").ttl_ms for each in (again, moved, waits)] == [None, 500, 7]
+    assert [decode(each, b"").ttl_s for each in (again, moved, waits)] == [None, 0.5, 0.007]
 
 
 @pytest.mark.parametrize("stamp_ms", [-(1 << 63), -1, 0])
@@ -256,7 +256,7 @@ def test_a_count_is_one_header_more(message: Message) -> None:
 
 
 def test_a_dead_letter_says_why_and_from_where_and_lives_for_ever() -> None:
-    raw = encode(Message(body=b"", headers={"a": 1}, ttl_ms=500, key="k"), "id", 17)
+    raw = encode(Message(body=b"", headers={"a": 1}, ttl_s=0.5, key="k"), "id", 17)
     dead = dead_lettered(counted(raw, 3), reason="expired", queue="q", exchange="e", key="r")
     found, headers = decode(dead, b""), dict(read_headers(dead))
     assert headers.pop("mb-key") == "k"
@@ -276,7 +276,7 @@ def test_a_dead_letter_says_why_and_from_where_and_lives_for_ever() -> None:
         "routing-keys": ["r"],
         "original-expiration": "500",
     }
-    assert (found.key, found.ttl_ms, found.message_id) == ("k", None, "id")
+    assert (found.key, found.ttl_s, found.message_id) == ("k", None, "id")
 
 
 def test_a_second_death_of_the_same_kind_is_counted_and_another_comes_first() -> None:
@@ -289,9 +289,9 @@ def test_a_second_death_of_the_same_kind_is_counted_and_another_comes_first() ->
     assert headers["x-first-death-queue"] == "q"
 
 
-@pytest.mark.parametrize(("ttl_ms", "found"), [(None, None), (0, 0), (1_500, 1_500)])
-def test_the_time_to_live_is_read(ttl_ms: int | None, found: int | None) -> None:
-    assert read_ttl_ms(encode(Message(body=b"", ttl_ms=ttl_ms), "id", 17)) == found
+@pytest.mark.parametrize(("ttl_s", "found"), [(None, None), (0, 0), (1.5, 1_500)])
+def test_the_time_to_live_is_read(ttl_s: float | None, found: int | None) -> None:
+    assert read_ttl_ms(encode(Message(body=b"", ttl_s=ttl_s), "id", 17)) == found
 
 
 def test_what_cannot_be_read_passes_unchanged() -> None:

@@ -230,7 +230,7 @@ async def test_brokers_that_swallow_their_dials_do_not_keep_others_from_being_di
     brokers.declare(Queue("q"))
     wire = SwallowsSome(brokers, frozenset(deaf))
     driver = ConsumeDriver(
-        BusConfig(dial_timeout_ms=8_000),
+        BusConfig(dial_timeout_s=8),
         Queue("q"),
         ConsumerConfig(),
         lambda: None,

@@ -58,7 +58,7 @@ def test_options_are_put_into_the_message_and_the_caller_s_stays_as_it_was() -> 
     given = Message(body=b"x", key="k", headers={"a": 1})
     _, _, message = read(given, headers={"b": 2}, priority=3, ttl_s=1.5, correlation_id="c")
     assert (message.key, message.headers, message.priority) == ("k", {"b": 2}, 3)
-    assert (message.ttl_ms, message.correlation_id) == (1500, "c")
+    assert (message.ttl_s, message.correlation_id) == (1.5, "c")
     assert (given.headers, given.priority) == ({"a": 1}, None)
 
 

@@ -46,7 +46,7 @@ def behind_a_slow_line(topic: Topic) -> Iterator[tuple[FakeRabbit, BusConfig]]:
         rabbit.declare("read", exchange=topic.exchange)
         proxy = Proxy(rabbit.name, bytes_per_s=BYTES_PER_S)
         try:
-            yield rabbit, BusConfig(broker=proxy.address, dial_timeout_ms=60_000)
+            yield rabbit, BusConfig(broker=proxy.address, dial_timeout_s=60)
         finally:
             proxy.close()
 
@@ -56,7 +56,7 @@ def test_a_message_that_needs_long_for_its_line_goes_over_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with behind_a_slow_line(Topic("orders")) as (rabbit, bus):
-        with Publisher(bus, PublisherConfig(confirm_slow_ms=SLOW_MS)) as publisher:
+        with Publisher(bus, PublisherConfig(confirm_slow_s=SLOW_MS / 1000)) as publisher:
             publisher.send_safe("orders", b"first")
             end = publisher.send_safe("orders", BODY, timeout_s=WITHIN_S)
             dials = publisher.stats().dials
@@ -101,7 +101,9 @@ async def test_a_slow_broker_that_answers_now_and_then_is_not_logged_each_time(
 ) -> None:
     bus = MemoryBus()
     bus.declare("orders/a")
-    async with bus.async_publisher(config=PublisherConfig(confirm_slow_ms=SLOW_MS)) as publisher:
+    async with bus.async_publisher(
+        config=PublisherConfig(confirm_slow_s=SLOW_MS / 1000)
+    ) as publisher:
         await publisher.send_safe("orders", b"first")
         bus.freeze()
         used = publisher._driver

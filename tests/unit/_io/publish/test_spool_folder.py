@@ -134,8 +134,8 @@ def test_what_was_spooled_and_not_sent_is_on_the_disk_at_any_power_off(
     for _process in range(2):
         bus.stop_brokers()
         with bus.publisher(
-            PublisherConfig(deadline_ms=60_000),
-            spool=Spool(tmp_path / ROOT, after_ms=0),
+            PublisherConfig(deadline_s=60),
+            spool=Spool(tmp_path / ROOT, after_s=0),
             hooks=[hook],
         ) as publisher:
             for _ in range(4):

@@ -44,7 +44,7 @@ from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually, eventually_async
 
 WITHIN_S = 60.0
-CONFIG = PublisherConfig(deadline_ms=20_000)
+CONFIG = PublisherConfig(deadline_s=20)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def bus() -> Iterator[MemoryBus]:
 
 
 def spool(path: Path, **settings: int | bool) -> Spool:
-    return Spool(path / "spool", **{"after_ms": 100, **settings})  # type: ignore[arg-type]
+    return Spool(path / "spool", **{"after_s": 0.1, **settings})  # type: ignore[arg-type]
 
 
 def started(
@@ -280,7 +280,7 @@ def test_a_publisher_finds_its_spool_whatever_folder_its_process_goes_to(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     bus.stop_brokers()
-    publisher = started(bus, Spool("spool", after_ms=0))
+    publisher = started(bus, Spool("spool", after_s=0))
     publisher.send_safe("orders", b"one")
     monkeypatch.chdir(tmp_path / "elsewhere")
     publisher.send_safe("orders", b"two")
@@ -326,7 +326,7 @@ def test_a_stop_without_brokers_leaves_everything_on_the_disk(
     bus: MemoryBus, tmp_path: Path
 ) -> None:
     bus.stop_brokers()
-    publisher = started(bus, spool(tmp_path, after_ms=60_000))
+    publisher = started(bus, spool(tmp_path, after_s=60))
     futures = [publisher.submit("orders", b"%d" % number) for number in range(10)]
     assert publisher.stop(timeout_s=0) == 0
     assert {future.result().outcome for future in futures} == {Outcome.SPOOLED}
@@ -336,7 +336,7 @@ def test_a_stop_without_brokers_leaves_everything_on_the_disk(
 
 
 def test_batches_and_bundles_are_spooled_message_by_message(bus: MemoryBus, tmp_path: Path) -> None:
-    config = PublisherConfig(batch={"orders": Batching(count_max=10, linger_ms=200)})
+    config = PublisherConfig(batch={"orders": Batching(count_max=10, linger_s=0.2)})
     bus.stop_brokers()
     publisher = started(bus, spool(tmp_path), config)
     messages = [Message.text(f"{n}", headers={"n": n}) if n % 2 else b"%d" % n for n in range(30)]
@@ -792,7 +792,7 @@ def test_an_unexpected_error_of_the_spool_ends_publishes_and_goes_by(
 ) -> None:
     monkeypatch.setattr("messagebus._io.publish.spooling.DISK_RETRY_MS", 20)
     bus.stop_brokers()
-    publisher = started(bus, spool(tmp_path), PublisherConfig(deadline_ms=500))
+    publisher = started(bus, spool(tmp_path), PublisherConfig(deadline_s=0.5))
     with monkeypatch.context() as patch:
         patch.setattr(f"messagebus._io.publish.spooling.{where}", lambda *_: 1 // 0)
         with pytest.raises(Refused, match=r"the spool takes nothing: .*division"):

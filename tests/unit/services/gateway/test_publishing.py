@@ -79,7 +79,7 @@ async def test_the_body_is_the_message_and_201_means_confirmed() -> None:
         "order-1",
     )
     assert (message.key, message.priority, message.type) == ("customer-7", 3, "placed")
-    assert (message.correlation_id, message.reply_to, message.ttl_ms) == ("c", "r", 60_000)
+    assert (message.correlation_id, message.reply_to, message.ttl_s) == ("c", "r", 60)
     assert message.headers["shop"] == "Größe 12"
     assert str(message.headers["traceparent"]).startswith("00-4bf9")
 
