@@ -66,6 +66,7 @@ from messagebus.handling import (
     RetryPolicy,
     checked_after,
     checked_grace,
+    checked_most,
     checked_wait,
     park_headers,
     retry_headers,
@@ -680,7 +681,7 @@ class AsyncConsumer:
 
     async def receive_many(self, count_max: int, timeout_s: float | None = None) -> list[Delivery]:
         """Wait for one delivery and return all that are there, as `Consumer.receive_many` does."""
-        first = await self.receive(timeout_s)
+        first = await self.receive(timeout_s) if checked_most(count_max) else None
         found = [] if first is None else [first]
         while found and len(found) < count_max:
             if (delivery := self.receive_immediate()) is None:

@@ -44,6 +44,7 @@ from messagebus.handling import (
     RetryPolicy,
     checked_after,
     checked_grace,
+    checked_most,
     checked_wait,
     park_headers,
     retry_headers,
@@ -328,9 +329,9 @@ class Consumer:
     def receive_many(self, count_max: int, timeout_s: float | None = None) -> list[Delivery]:
         """Wait for one delivery as `receive` does, and return it with all that are there, in order.
 
-        At most count_max; none after timeout_s, or when the consumer is stopped. Raises as `receive`.
+        At most count_max, 0 or more; none after timeout_s or a stop. Raises as `receive`.
         """
-        first = self.receive(timeout_s)
+        first = self.receive(timeout_s) if checked_most(count_max) else None
         found = [] if first is None else [first]
         with self._arrived:
             while found and len(found) < count_max and (delivery := self._next()) is not None:

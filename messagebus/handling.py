@@ -184,6 +184,13 @@ def checked_grace(seconds: float, name: str = "timeout_s") -> float:
     return max(0.0, min(seconds, WAIT_S_MAX))
 
 
+def checked_most(count: int, name: str = "count_max") -> int:
+    """Return how many are meant, 0 for none. Raises ConfigError for a negative number, or no whole one."""
+    if type(count) is not int or count < 0:
+        raise ConfigError(f"{name} {count!r}: a whole number, 0 or more")
+    return count
+
+
 def rule_of(policy: RetryPolicy) -> Rule:
     """Return the policy as the rule of `core.attempts`."""
     return Rule(

@@ -25,6 +25,7 @@ from messagebus.config import BusConfig
 from messagebus.core.parking import UNDELIVERED, Choice, Facts, Parked
 from messagebus.destination import Queue, Source, Subscription
 from messagebus.errors import ConfigError, LinkError, MessageBusError, NameInvalid, TopologyError
+from messagebus.handling import checked_most
 from messagebus.terminal import did_you_mean
 from messagebus.topology import as_list, parse_wanted
 
@@ -233,10 +234,11 @@ def read_parked(
     where: ParkedFilter = EVERYTHING,
     count_max: int = READ_LIMIT,
 ) -> ParkedMessages:
-    """Read parked messages; they stay where they are, in order. count_max: of all brokers together.
+    """Read parked messages; they stay where they are, in order. count_max: of all brokers together; 0: none.
 
     Raises as `count_parked`.
     """
+    checked_most(count_max)
     return run_blocking(_read(_Work(bus, names, where), count_max))
 
 
@@ -258,13 +260,14 @@ def redrive_parked(
     """
     if not rate_per_s > 0:
         raise ConfigError(f"rate_per_s {rate_per_s!r}: more than 0")
+    most = _most(count_max)
     work = _Work(bus, names, where)
     pace = _Pace(rate_per_s)
 
     async def redrive(parking: Parking, source: Parked, ready: int, **rest: Any) -> int:
         return await parking.redrive(source, ready, work.choice, turn=pace.turn, **rest)
 
-    return run_blocking(_move(work, redrive, count_max, on_progress))
+    return run_blocking(_move(work, redrive, most, on_progress))
 
 
 def purge_parked(
@@ -275,13 +278,18 @@ def purge_parked(
     count_max: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> ParkedMoved:
-    """Drop parked messages for good. Raises as `count_parked`."""
+    """Drop parked messages for good. count_max: None for all. Raises as `count_parked`."""
+    most = _most(count_max)
     work = _Work(bus, names, where)
 
     async def drop(parking: Parking, source: Parked, ready: int, **rest: Any) -> int:
         return await parking.drop(source, ready, work.choice, **rest)
 
-    return run_blocking(_move(work, drop, count_max, on_progress))
+    return run_blocking(_move(work, drop, most, on_progress))
+
+
+def _most(count_max: int | None) -> int:
+    return SCAN_MAX * SCAN_MAX if count_max is None else checked_most(count_max)
 
 
 class _Work:
@@ -461,7 +469,7 @@ def _message(name: str, broker: str, taken: Any) -> ParkedMessage:
 async def _move(
     work: _Work,
     move: Callable[..., Awaitable[int]],
-    count_max: int | None,
+    most: int,
     on_progress: OnProgress | None,
 ) -> ParkedMoved:
     """Move one queue after the other, so that at most one message is on its way."""
@@ -478,8 +486,7 @@ async def _move(
                     )
                     on_progress(told)
 
-            left = SCAN_MAX * SCAN_MAX if count_max is None else count_max - done.total()
-            if left > 0:
+            if (left := most - done.total()) > 0:
                 await move(parking, source, ready, count_max=left, on_moved=moved)
 
         await work.each(broker, sources, there)

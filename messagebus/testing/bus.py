@@ -16,6 +16,7 @@ from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.consumer import Consumer, as_dedup, as_source
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
 from messagebus.errors import WrongPayload
+from messagebus.handling import checked_most
 from messagebus.hooks import Hooks
 from messagebus.message import Message
 from messagebus.publisher import Publisher
@@ -206,11 +207,11 @@ class MemoryBus:
 
         A batch counts once.
         """
-        self._brokers.store_next(_address(destination), 0, count)
+        self._brokers.store_next(_address(destination), 0, checked_most(count, "count"))
 
     def duplicate_next(self, destination: Destination | Source | str, count: int = 1) -> None:
         """Have the next publishes there stored twice, as after a confirm that got lost."""
-        self._brokers.store_next(_address(destination), 2, count)
+        self._brokers.store_next(_address(destination), 2, checked_most(count, "count"))
 
     def lose_connection(self, broker: str | None = None) -> int:
         """Cut the links to this broker, or to all. Returns how many there were; clients know by then.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from messagebus.core.claims import STATE_NAMES, Answer, Record, Rule, Turn, apply
 from messagebus.errors import StoreAway
+from messagebus.handling import checked_most
 from messagebus.stores import StoreCounts
 
 __all__ = ["FaultyStore"]
@@ -40,7 +41,7 @@ class FaultyStore:
 
     def reply_lost(self, count: int = 1) -> None:
         """Carry out the next calls, and lose their replies."""
-        self._replies_lost += count
+        self._replies_lost += checked_most(count, "count")
 
     def forget_last(self) -> int:
         """Undo the last call that changed records, as a failover to a replica may. Returns how many."""
