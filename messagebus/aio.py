@@ -503,7 +503,7 @@ class _Intake:
     ) -> str:
         """Publish a topic to the homes of its partitions."""
         fleet = self.fleet or self.make_fleet(driver)
-        self.outgoing.partitioned(address.name)
+        self.outgoing.partitioned(address.name, int(options["partitions"]))
         return fleet.adopt(address, options, items)
 
     def make_fleet(self, driver: PublishDriver) -> Fleet:

@@ -663,7 +663,7 @@ class _Intake:
     ) -> str:
         """Publish a topic to the homes of its partitions. On the loop."""
         fleet = self.fleet or self._make_fleet(driver)
-        self.outgoing.partitioned(address.name)
+        self.outgoing.partitioned(address.name, int(options["partitions"]))
         return fleet.adopt(address, options, items)
 
     def _make_fleet(self, driver: PublishDriver) -> Fleet:

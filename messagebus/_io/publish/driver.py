@@ -35,7 +35,7 @@ from messagebus._io.publish.publishes import (
     Target,
     Waiter,
     message_ids,
-    returned_names,
+    place_name,
     tell,
 )
 from messagebus._io.wire import Follower, Outage, Wire, is_absent
@@ -616,9 +616,8 @@ class PublishDriver:
         self._arm()
 
     def _returned(self, number: int, exchange: str, routing_key: str, message_id: str) -> None:
-        for destination in returned_names(exchange, routing_key):
-            if self._destinations.knows(destination):
-                self.pending.returned(number, destination, message_id)
+        for destination in self._destinations.of_place(place_name(exchange, routing_key)):
+            self.pending.returned(number, destination, message_id)
 
     def _adopt(self, number: int) -> None:
         new = self._links[number]

@@ -29,7 +29,7 @@ from messagebus._io.publish.publishes import (
     Publish,
     Target,
     Waiter,
-    destination_name,
+    place_name,
     tell,
 )
 from messagebus._io.wire import NEWS_WAIT_S, Wire, follow_homes
@@ -173,7 +173,7 @@ class _Topic:
 
     def destination(self, partition: int) -> str:
         segment = segment_of(partition, self.homes[partition])
-        return destination_name(f"{PARTS}{self.name}", segment)
+        return place_name(f"{PARTS}{self.name}", segment)
 
 
 class Homes:

@@ -29,6 +29,7 @@ from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BINARY, BODY_BYTES_MAX, Message, Options, Payload, check_seconds
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import did_you_mean
+from messagebus.topology import differences, options_of
 
 NEVER_SENT: tuple[str, int, tuple[str, ...]] = ("", 0, ())
 # More targets than any application has kinds of messages; above it the cache is cleared.
@@ -75,9 +76,9 @@ class Outgoing:
     ) -> None:
         self._targets = Targets(redundant, redundancy, has_spool=has_spool)
 
-    def partitioned(self, topic: str) -> None:
+    def partitioned(self, topic: str, partitions: int) -> None:
         """Note that a topic has partitions."""
-        self._targets.partitioned(topic)
+        self._targets.partitioned(topic, partitions)
 
     def name_of(self, destination: Destination | str) -> str:
         """Return the name that hooks get: ``orders``, ``queue:jobs``. Raises NameInvalid."""
@@ -174,21 +175,25 @@ class Waiter(Protocol):
     def set_result(self, result: Any, /) -> None: ...
 
 
-def destination_name(
-    exchange: str, routing_key: str, durability: Durability = Durability.FSYNC
-) -> str:
-    """Return the name in `core.pending` of a place to publish to, as of one durability.
+def place_name(exchange: str, routing_key: str) -> str:
+    """Return the name of a place to publish to, as a broker names it when it returns a message."""
+    return f"{exchange} {routing_key}" if routing_key else exchange
 
-    A return of the broker names exchange and key. Publishes that ask for another durability than the place
-    has are held, opened and refused apart from those that ask for the right one.
+
+_CHANGING = ("mqtt", "homes")
+
+
+def _asked(durability: Durability, wanted: Destination | None) -> str:
+    """Return what is asked of a destination beside its name, as text; "" where nothing is.
+
+    mqtt may change, and homes do: they are not compared.
     """
-    name = f"{exchange} {routing_key}" if routing_key else exchange
-    return name if durability is Durability.FSYNC else f"{name}~{durability.value}"
-
-
-def returned_names(exchange: str, routing_key: str) -> list[str]:
-    """Return the names that a place which the broker names may have in `core.pending`."""
-    return [destination_name(exchange, routing_key, each) for each in Durability]
+    options: dict[str, object] = {}
+    if durability is not Durability.FSYNC:
+        options["durability"] = durability.value
+    if wanted is not None:
+        options.update(options_of(wanted))
+    return "".join(f"~{key}={value}" for key, value in options.items() if key not in _CHANGING)
 
 
 # What is said of a topic with partitions to a publisher with a spool.
@@ -219,8 +224,18 @@ class Address:
         return cls(queue, "", queue, durability)
 
     @property
+    def asked(self) -> str:
+        """What is asked of it beside its name, as text."""
+        return _asked(self.durability, cast(Destination, self.wanted[0]) if self.wanted else None)
+
+    @property
     def destination(self) -> str:
-        return destination_name(self.exchange, self.routing_key, self.durability)
+        """Its name in `core.pending`.
+
+        Publishes that ask for other options than the place has, such as another durability, are held, opened
+        and refused apart from those that ask for the right ones.
+        """
+        return place_name(self.exchange, self.routing_key) + self.asked
 
 
 class Target:
@@ -257,18 +272,21 @@ class Targets:
     ) -> None:
         self._redundant, self._redundancy = frozenset(redundant), redundancy
         self._has_spool = has_spool
-        self._known: dict[tuple[str, Durability, bool, Delay | None, str, str], Target] = {}
+        self._known: dict[tuple[object, ...], Target] = {}
         self._plain: dict[str, Target] = {}
         self._twice: dict[str, Target] = {}
-        self._partitioned: set[str] = set()
+        self._partitioned: dict[str, int] = {}
 
-    def partitioned(self, topic: str) -> None:
-        """Note that a topic has partitions, also in the targets that are in use."""
-        self._partitioned.add(topic)
+    def partitioned(self, topic: str, partitions: int) -> None:
+        """Note that a topic has this many partitions, also in the targets that are in use."""
+        self._partitioned[topic] = partitions
         self._twice.clear()  # a topic with partitions refuses it
-        for target in list(self._known.values()):
+        for key, target in list(self._known.items()):
             if target.address.name == topic and not target.redundancy:
-                target.redundancy = PARTITIONED
+                if _other_partitions(target.address.wanted[0], partitions):
+                    del self._known[key]  # it is refused from now on
+                else:
+                    target.redundancy = PARTITIONED
 
     def plain(self, destination: str) -> Target:
         """Return the target for bytes to a destination given as text. Raises NameInvalid."""
@@ -297,11 +315,10 @@ class Targets:
         redundant: bool | str | None = None,
     ) -> Target:
         """Return the target. redundant: as of `Options`; None: as configured."""
-        creates = isinstance(destination, Queue) and destination.create
         try:
             name = str(destination)
-            redundancy = self._redundancy_of(name, redundant)
-            key = (name, destination.durability, creates, delay, content_type, redundancy)
+            redundancy = self._redundancy_of(name, destination, redundant)
+            key = (name, *_options_key(destination), delay, content_type, redundancy)
         except AttributeError:
             raise NameInvalid(
                 f"destination {destination!r}: a name, Topic or Queue wanted"
@@ -327,18 +344,43 @@ class Targets:
             self._known[key] = target
         return target
 
-    def _redundancy_of(self, destination: str, redundant: bool | str | None) -> str:
-        if destination in self._partitioned:
+    def _redundancy_of(
+        self, name: str, destination: Destination, redundant: bool | str | None
+    ) -> str:
+        if partitions := self._partitioned.get(name, 0):
             if redundant:
-                raise ConfigError(f"{destination} has partitions: redundant is for topics without")
+                raise ConfigError(f"{name} has partitions: redundant is for topics without")
+            if told := _other_partitions(destination, partitions):
+                raise ConfigError(told)
             return PARTITIONED
         if redundant is None:
-            return self._redundancy if destination in self._redundant else ""
+            return self._redundancy if name in self._redundant else ""
         if isinstance(redundant, bool):
             return self._redundancy if redundant else ""
         if redundant not in MODES:
             raise ConfigError(f"redundant={redundant!r}: True, False, {' or '.join(MODES)}")
         return redundant
+
+
+def _options_key(destination: Destination) -> tuple[object, ...]:
+    """Return what two destinations of one name may differ in."""
+    if isinstance(destination, Queue):
+        given = destination
+        return (
+            given.durability,
+            given.create,
+            given.plain,
+            given.single_active,
+            given.delivery_limit,
+        )
+    return (destination.durability, destination.partitions, destination.mqtt)
+
+
+def _other_partitions(wanted: Destination | Delay, partitions: int) -> str:
+    """Return how a topic that says its partitions differs from what exists; "" where it does not."""
+    if not isinstance(wanted, Topic) or wanted.partitions in (0, partitions):
+        return ""
+    return differences(wanted, {"partitions": partitions})
 
 
 class Publish(Item):

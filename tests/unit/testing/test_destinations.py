@@ -58,6 +58,48 @@ def test_the_durability_that_is_reported_is_the_one_that_was_found(
             assert publisher.send_safe(CLICKS, b"x").durability is Durability.PAGE_CACHE
 
 
+ALONE = Queue("alone", single_active=True)
+PARTED = Topic("parted", partitions=2)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (ALONE, Queue("alone", plain=True)),
+        (ALONE, Queue("alone", delivery_limit=3)),
+        (ALONE, Queue("alone", plain=True, create=True)),
+        (PARTED, Topic("parted", partitions=4)),
+    ],
+)
+@pytest.mark.parametrize("first", ["right", "wrong", "name"])
+def test_a_destination_with_options_that_it_does_not_have_is_refused_whatever_was_known_before(
+    bus: MemoryBus,
+    publisher: Publisher,
+    right: Queue | Topic,
+    wrong: Queue | Topic,
+    first: str,
+) -> None:
+    bus.declare(right, f"{PARTED}/a")
+    for which in (first, "right", "wrong", "name", "right", "wrong"):
+        if which == "wrong":
+            with pytest.raises(
+                (Refused, ConfigError), match=f"{wrong}: .* is wanted .* and exists"
+            ):
+                publisher.send_safe(wrong, b"x")
+        else:
+            publisher.send_safe(str(right) if which == "name" else right, b"x")
+
+
+async def test_a_return_of_the_broker_finds_the_publish_whatever_was_asked_of_its_place(
+    bus: MemoryBus,
+) -> None:
+    bus.declare(Topic("bare"))
+    async with bus.async_publisher() as publisher:
+        for bare in (Topic("bare"), Topic("bare", mqtt=False)):
+            with pytest.raises(Unroutable):
+                await publisher.send_safe(bare, b"x")
+
+
 def test_an_unroutable_message_of_any_durability_is_reported(bus: MemoryBus) -> None:
     bare = Topic("bare", durability=Durability.PAGE_CACHE)
     bus.declare(bare)

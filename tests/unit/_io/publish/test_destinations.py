@@ -334,7 +334,7 @@ async def test_what_came_back_with_a_link_opens_a_destination_that_rests() -> No
     bench.pending.take(0)
     bench.link = cast(Link, object())
     bench.destinations.rest([bench.destinations.known[LANES[700].exchange]])
-    assert bench.destinations.knows(LANES[700].exchange), "a return of it still counts"
+    assert bench.destinations.of_place(LANES[700].exchange), "a return of it still counts"
     bench.pending.link_lost(1, 0)
     bench.destinations.open_held()
     await bench.opened(LANES[700])

@@ -130,7 +130,7 @@ def test_a_call_that_waits_for_room_waits_on_when_its_topic_turns_out_to_have_pa
         publisher.submit("plain", b"x", timeout_s=WITHIN_S)
         late = caller.submit(publisher.submit, "plain", b"y", timeout_s=1)
         eventually(lambda: publisher._intake._queue, within_s=WITHIN_S)
-        publisher._outgoing.partitioned("plain")
+        publisher._outgoing.partitioned("plain", 2)
         with pytest.raises(BacklogFull):
             late.result(WITHIN_S)
         assert not publisher._intake._queue

@@ -24,8 +24,8 @@ from messagebus._io.publish.publishes import (
     Publish,
     Sender,
     Targets,
-    destination_name,
     message_ids,
+    place_name,
     tell,
     whole_timeout_ms,
 )
@@ -164,7 +164,7 @@ def test_an_address_names_exchange_and_routing_key_as_a_return_does() -> None:
         "mb.delay/1000 mb.topic/orders",
     )
     for address in (at_once, later, copy):
-        assert address.destination == destination_name(address.exchange, address.routing_key)
+        assert address.destination == place_name(address.exchange, address.routing_key)
     assert [len(address.wanted) for address in (at_once, later, copy)] == [1, 2, 0]
 
 
@@ -358,7 +358,7 @@ def test_bytes_for_two_brokers_are_read_as_a_message_for_two_brokers_is() -> Non
         reading.read("orders", bytes(BODY_BYTES_MAX + 1), {"redundant": True})
     with pytest.raises(ConfigError):
         Outgoing(has_spool=True).read("orders", b"1", {"redundant": True})
-    reading.partitioned("orders")
+    reading.partitioned("orders", 4)
     with pytest.raises(ConfigError, match="partitions"):
         reading.read("orders", b"1", {"redundant": True})
 
