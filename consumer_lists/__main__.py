@@ -19,14 +19,14 @@ from consumer_lists import listfile, nodes, show
 from consumer_lists import push as pushing
 from consumer_lists.errors import CODES, AlreadySo
 from consumer_lists.nodes import Cluster, Node
+from inventory import shell
+from inventory.errors import CommandFailed
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, load
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.commands.exits import Exit, Program
 from messagebus.commands.options import NumberRange, option_anywhere, said
 from messagebus.errors import ListInvalid
 from messagebus.terminal import plural, say
-from ops.errors import CommandFailed
-from ops.run import shell
 
 P = ParamSpec("P")
 R = TypeVar("R")

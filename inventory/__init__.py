@@ -1,1 +1,3 @@
-"""The operators' inventory of one cluster: its balancers, brokers, hosts and mirrors, read and checked."""
+"""The operators' inventory of one cluster: its balancers, brokers, hosts and mirrors, read and checked;
+and commands run on its hosts.
+"""

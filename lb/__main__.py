@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from inventory import shell
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
 from lb import agents, fleet, hosts, runtime, view
 from lb.apply import Applied, prepare_start, save_state
@@ -25,7 +26,6 @@ from messagebus.commands.options import NumberRange, option_anywhere, said
 from messagebus.errors import ConfigError
 from messagebus.files import write_whole
 from messagebus.terminal import plural, say
-from ops.run import shell
 
 SAVE_EVERY_S = 2.0
 

@@ -147,7 +147,7 @@ class Connection(Protocol):
 
 
 class Ssh(Protocol):
-    """The part of `ops.run.shell` that is needed here."""
+    """The part of `inventory.shell` that is needed here."""
 
     def remote(self, host: str, /) -> AbstractContextManager[Connection]: ...
     def forwarded(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from inventory import shell
 from inventory.inventory import DEFAULT_PATH, ENV_PATH
 from messagebus.commands.exits import Program
 from messagebus.commands.options import option_anywhere
@@ -24,7 +25,6 @@ from ops.playbooks.step_commands import hangup, hold, inventory, move, rehome
 from ops.provision.compose import compose
 from ops.provision.hosts import provision
 from ops.provision.units import units
-from ops.run import shell
 
 
 @click.group("ops", cls=Program, codes=CODES)

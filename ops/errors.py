@@ -2,10 +2,6 @@
 
 OpsError
     LocalFault     the local cluster cannot do what was asked; one line says why
-    CommandFailed  a command ended with another exit code than 0, or did not end in time
-        HostUnreachable  there is no SSH to a host: down, another address, no login
-            HostKeyWrong     it answers with another key than the known one, or with an unknown one
-        SudoRefused      the SSH user may not become root without a password
     NoRoom         a host's disk has too little room to be changed
     PlanFailed     a step of a playbook failed; the steps before it are in the journal
     NoAnswer       an agent, a broker or the balancer did not answer a question
@@ -14,19 +10,19 @@ OpsError
     LockHeld       another operator is changing this cluster
     RunOpen        an unfinished run of a playbook is in the way
     JournalUnreadable  the record of a playbook's steps cannot be read
+CommandFailed (inventory.errors)
+    HostUnreachable  there is no SSH to a host: down, another address, no login
+        HostKeyWrong     it answers with another key than the known one, or with an unknown one
+    SudoRefused      the SSH user may not become root without a password
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import consumer_lists.errors
 import lb.errors
+from inventory.errors import CommandFailed, tail
 from messagebus.commands.exits import Codes, Exit
 from messagebus.errors import MessageBusError
-
-# Lines of a failed command's output that an error shows; the whole is in its `output`.
-TAIL_LINES = 12
 
 
 class OpsError(MessageBusError):
@@ -35,22 +31,6 @@ class OpsError(MessageBusError):
 
 class LocalFault(OpsError):
     """Raised when the local cluster cannot do what was asked; the text is one line for the user."""
-
-
-class CommandFailed(OpsError):
-    """Raised when a command failed; exit_code is -1 when it did not end in time.
-
-    output: everything it wrote to standard output and standard error.
-    """
-
-    def __init__(self, argv: Sequence[str], exit_code: int, output: str, host: str = "") -> None:
-        where = f" on {host}" if host else ""
-        how = "did not end in time" if exit_code == -1 else f"exit code {exit_code}"
-        super().__init__(f"{argv[0]}{where}: {how}: {tail(output)}")
-        self.argv = tuple(argv)
-        self.exit_code = exit_code
-        self.output = output
-        self.host = host
 
 
 class HostUnreachable(CommandFailed):
@@ -143,9 +123,3 @@ CODES: Codes = {
     HostKeyWrong: Exit.LOGIN,
     SudoRefused: Exit.LOGIN,
 }
-
-
-def tail(output: str) -> str:
-    """Return the last lines of an output, in one line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return " | ".join(lines[-TAIL_LINES:]) or "no output"

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
+from inventory.shell import fabric_task
 from ops.__main__ import cli, main
-from ops.run.shell import fabric_task
 
 __all__ = list(cli.commands)
 

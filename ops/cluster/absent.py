@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from inventory.errors import CommandFailed
 from messagebus.errors import ConfigError
 from ops.cluster.members import Absent
 from ops.cluster.view import View
 from ops.commands.supervise import ENDED, Supervisor
-from ops.errors import CommandFailed, NoAnswer, OpsError
+from ops.errors import NoAnswer, OpsError
 from ops.run.plan import Check, Command
 from ops.run.runner import HostRunner, Runner
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import lb.fleet
 import lb.hosts
 import lb.runtime
+from inventory import shell
 from inventory.inventory import Balancer
 from lb.errors import BalancerUnreachable
 from lb.runtime import ServerState
 from ops.cluster.members import Members
 from ops.errors import NoAnswer
-from ops.run import shell
 
 
 class Balancers:

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import click
 
 from consumer_lists.nodes import Served
+from inventory import shell
+from inventory.errors import CommandFailed
 from inventory.inventory import Inventory, Node, load
 from messagebus.broker import BrokerList
 from messagebus.commands.exits import Exit
@@ -33,12 +35,11 @@ from ops.cluster.topology import drift
 from ops.cluster.view import View
 from ops.commands import kits
 from ops.commands.kits import CHECKOUT
-from ops.errors import CommandFailed, NoAnswer, OpsError
+from ops.errors import NoAnswer, OpsError
 from ops.provision.changes import changes, obstacles
 from ops.provision.hosts import look, read_secrets, root_of
 from ops.provision.program import pack
 from ops.provision.wanted import BROKER_UNIT, all_users, wanted_host
-from ops.run import shell
 from ops.run.command import inventory_option
 
 # Other machines judge certificates and "parked since" by their own clocks.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 import lb.hosts
+from inventory import shell
 from lb.errors import LbError
 from ops.cluster.members import Members
-from ops.run import shell
 
 PROBE_WITHIN_S = 3.0
 

@@ -17,6 +17,7 @@ from typing import IO, Any
 import click
 
 import lb.hosts
+from inventory import shell
 from inventory.inventory import NEXT, Inventory, Node, User
 from lb.fleet import apply_all
 from messagebus.errors import ConfigError
@@ -29,7 +30,6 @@ from ops.errors import NoAnswer, OpsError
 from ops.local.secrets import is_hash_of, password_hash
 from ops.provision.hosts import check_node, read_secrets, root_of
 from ops.provision.wanted import PASSWORD_FILES, all_users, hosts_of, wanted_host
-from ops.run import shell
 from ops.run.command import confirm, inventory_option, locked, yes_option
 
 SECRET_BYTES = 24

@@ -1,1 +1,1 @@
-"""Argv builders: pure functions, no shell text. `ops.run.shell` and `ops.local` run the commands."""
+"""Argv builders: pure functions, no shell text. `inventory.shell` and `ops.local` run the commands."""

@@ -4,7 +4,7 @@ A process is identified by its pid and its start time (field 22 of /proc/PID/sta
 belongs to another process is never signalled. All processes that a part starts carry a mark in their
 environment, so that children are found although they leave its process group.
 
-These processes outlive the command that starts them, which `sh` is not made for; `ops.run.shell` runs
+These processes outlive the command that starts them, which `sh` is not made for; `inventory.shell` runs
 commands that end.
 """
 

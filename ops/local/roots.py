@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from inventory import shell
 from inventory.tables import HAPROXY
 from ops.commands.kits import CHECKOUT
 from ops.errors import LocalFault
 from ops.local.layout import HERE, Layout, NodeLayout
-from ops.run import shell
 
 ENV_ROOT = "MESSAGEBUS_LOCAL_ROOT"
 """Variable with the default root folder of new local clusters."""

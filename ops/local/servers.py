@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inventory import shell
 from messagebus.files import write_whole
 from messagebus.secret import Secret
 from ops.commands.kits import CHECKOUT
 from ops.errors import LocalFault
 from ops.local.layout import Server, ServerChoice
-from ops.run import shell
 from ops.run.waiting import START_AT_MOST_S
 
 CHOICES = ("redis", "postgresql", "mariadb", "monitor", "prometheus")

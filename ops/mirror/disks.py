@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from inventory import shell
 from inventory.inventory import Host
 from ops.commands import hosts, kits
 from ops.commands.hosts import on
@@ -22,7 +23,6 @@ from ops.mirror.state import COMPARING, Status
 from ops.mirror.view import MirrorView
 from ops.provision.hosts import Root
 from ops.provision.wanted import WantedFile
-from ops.run import shell
 from ops.run.plan import Blocked, Plan, Step, as_check
 
 CONNECT_WITHIN_S = 60.0

@@ -12,9 +12,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from inventory import shell
+from inventory.errors import CommandFailed
 from inventory.inventory import Host, Inventory, InventoryFile, Mirror, Node
 from ops.commands.hosts import as_root, power
-from ops.errors import CannotTell, CommandFailed, NoAnswer, OpsError
+from ops.errors import CannotTell, NoAnswer, OpsError
 from ops.mirror import commands as argv
 from ops.mirror.state import (
     Alone,
@@ -24,7 +26,6 @@ from ops.mirror.state import (
     parse_events,
     parse_generations,
 )
-from ops.run import shell
 from ops.run.plan import as_check
 
 ASK_WITHIN_S = 20.0
@@ -56,7 +57,7 @@ Connect = Callable[[str], AbstractContextManager[SshConnection]]
 class MirrorView:
     """The hosts of one mirror, by the inventory file as it is at each question.
 
-    connect: opens a connection to a host; `ops.run.shell.remote` by default.
+    connect: opens a connection to a host; `inventory.shell.remote` by default.
     """
 
     def __init__(self, file: Path, name: str, connect: Connect | None = None) -> None:

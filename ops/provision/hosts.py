@@ -9,11 +9,14 @@ from pathlib import Path
 
 import click
 
+from inventory import shell
+from inventory.errors import CommandFailed
 from inventory.inventory import Inventory, load
+from inventory.shell import Remote
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.terminal import say
-from ops.errors import CommandFailed, HostKeyWrong, HostUnreachable, NoRoom, OpsError, SudoRefused
+from ops.errors import HostKeyWrong, HostUnreachable, NoRoom, OpsError, SudoRefused
 from ops.provision.changes import (
     COOKIE_COPY,
     Change,
@@ -27,9 +30,7 @@ from ops.provision.changes import (
 )
 from ops.provision.program import Program, pack, unpack_command
 from ops.provision.wanted import WantedFile, WantedHost, secret_files, wanted_host
-from ops.run import shell
 from ops.run.command import inventory_option, locked, yes_option
-from ops.run.shell import Remote
 
 ASK_WITHIN_S = 60.0
 UNPACK_WITHIN_S = 300.0

@@ -28,13 +28,14 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from inventory import shell
+from inventory.errors import CommandFailed
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, load
 from messagebus.commands.options import said
 from messagebus.errors import ConfigError
 from messagebus.terminal import printable, say
-from ops.errors import CommandFailed, LockHeld, OpsError, RunOpen
+from ops.errors import LockHeld, OpsError, RunOpen
 from ops.run import journal as journals
-from ops.run import shell
 from ops.run.journal import Journal
 from ops.run.plan import Plan
 from ops.run.runner import HostRunner, carry_out, done_before

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Protocol
 
+from inventory import shell
+from inventory.errors import CommandFailed
 from messagebus.errors import MessageBusError
 from ops.commands.kits import CHECKOUT
-from ops.errors import CommandFailed, NoAnswer, PlanFailed
-from ops.run import shell
+from ops.errors import NoAnswer, PlanFailed
 from ops.run.journal import Journal
 from ops.run.plan import Blocked, Check, Command, Plan, Step
 from ops.run.waiting import Patience

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from ops.errors import CommandFailed
-from ops.run import shell
+from inventory import shell
+from inventory.errors import CommandFailed
 from tests.hosts.lab import DATA_DISK, Lab
 
 # Hosts are made in it, and RabbitMQ is installed.

@@ -1,4 +1,4 @@
-"""ops.run.shell over real SSH: commands, files, sockets, and keys that are not the ones expected."""
+"""inventory.shell over real SSH: commands, files, sockets, and keys that are not the ones expected."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ops.errors import CommandFailed, HostKeyWrong, LockHeld
+from inventory import shell
+from inventory.errors import CommandFailed
+from ops.errors import HostKeyWrong, LockHeld
 from ops.provision.hosts import Root
-from ops.run import shell
 from ops.run.command import locked
 from tests.support.eventually import eventually
 from tests.support.mirrors import mirrored_inventory

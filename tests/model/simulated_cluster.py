@@ -18,12 +18,13 @@ from typing import Any, cast
 import httpx
 
 from consumer_lists.nodes import Served
+from inventory.errors import CommandFailed
 from messagebus.broker import BrokerList
 from messagebus.errors import ConfigError
 from ops.cluster.brokers import Brokers
 from ops.cluster.management import Connection, Queue
 from ops.cluster.members import NOBODY, Absent
-from ops.errors import CommandFailed, NoAnswer
+from ops.errors import NoAnswer
 from ops.run.plan import Command
 from tests.support.fake_view import OneForAll
 

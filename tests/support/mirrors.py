@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.errors import CommandFailed
+from inventory.errors import CommandFailed
 from ops.mirror.view import MirrorView
 from ops.run.plan import Plan
 
@@ -127,7 +127,7 @@ class FakeHosts:
 
     @contextmanager
     def connect(self, host: str) -> Iterator[FakeHost]:
-        """Connect as `ops.run.shell.remote` does."""
+        """Connect as `inventory.shell.remote` does."""
         yield FakeHost(self, host)
 
     def run(self, host: str, argv: Sequence[str]) -> str:

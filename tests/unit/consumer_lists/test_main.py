@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from consumer_lists import __main__ as command
 from consumer_lists import listfile
 from consumer_lists import push as pushing
-from ops.errors import CommandFailed
-from ops.run import shell
+from inventory import shell
+from inventory.errors import CommandFailed
 from tests.support.agents_http import AgentsHttp
 
 INVENTORY = """

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from inventory.errors import CommandFailed
 from inventory.inventory import Balancer, Inventory
 from inventory.tables import Tls
 from lb import apply as applying
@@ -26,7 +27,6 @@ from lb.render import marker, render
 from lb.runtime import ServerState
 from lb.state import rows
 from messagebus.errors import ConfigError
-from ops.errors import CommandFailed
 from ops.local.certificates import Authority
 from tests.support.balancer import PASSWORD, UP, inventory
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from inventory.errors import TAIL_LINES, CommandFailed, tail
 from ops import fab
 from ops.__main__ import cli
 from ops.commands.kits import CHECKOUT
-from ops.errors import TAIL_LINES, CommandFailed, LockHeld, PlanFailed, tail
+from ops.errors import LockHeld, PlanFailed
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from inventory.errors import CommandFailed
 from messagebus.errors import ConfigError
 from ops.cluster import emptying
 from ops.cluster.absent import dead_balancers, find_absent
@@ -16,7 +17,7 @@ from ops.cluster.management import Connection, Queue
 from ops.cluster.members import Absent
 from ops.cluster.view import View
 from ops.commands.supervise import LocalNodes
-from ops.errors import CommandFailed, NoAnswer, OpsError
+from ops.errors import NoAnswer, OpsError
 from ops.run.plan import Blocked, Command
 from tests.support.fake_view import OneForAll
 

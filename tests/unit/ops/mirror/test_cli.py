@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from inventory import shell
 from ops.__main__ import main
 from ops.errors import CannotTell, NoAnswer
 from ops.mirror import view as mirrors
 from ops.mirror.state import Status
 from ops.mirror.view import MirrorView, amqp_answers
-from ops.run import shell
 from tests.support.mirrors import FakeHosts, mirrored_inventory
 
 HOSTS = {"db1": ("10.0.0.1", "10.9.0.1"), "db2": ("10.0.0.2", "10.9.0.2")}

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from inventory import shell
 from inventory.inventory import Inventory, parse
 from ops.__main__ import main
 from ops.mirror import commands
 from ops.mirror import disks as playbooks
 from ops.mirror.files import PROGRAMS, authorized_line, files, partner, proof_of_death
-from ops.run import shell
 from ops.run.plan import Blocked
 from tests.support.mirrors import FakeHosts, mirror_view, mirrored_inventory, ran
 

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from ops.errors import CommandFailed, HostKeyWrong, HostUnreachable, NoRoom, SudoRefused
+from inventory.errors import CommandFailed
+from inventory.shell import Remote
+from ops.errors import HostKeyWrong, HostUnreachable, NoRoom, SudoRefused
 from ops.provision.changes import Change, Observed, changes, observe, obstacles, restart_wanted
 from ops.provision.hosts import Root, check_room, look, make
 from ops.provision.program import Program
 from ops.provision.wanted import WantedFile, WantedHost
-from ops.run.shell import Remote
 
 CONFIG = WantedFile(path=Path("/etc/rabbitmq/advanced.config"), text="[].\n")
 DEFINITIONS = WantedFile(path=Path("/etc/rabbitmq/definitions.json"), text="{}")

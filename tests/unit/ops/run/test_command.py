@@ -13,11 +13,13 @@ import click
 import pytest
 from paramiko.ssh_exception import SSHException
 
+from inventory import shell
+from inventory.errors import CommandFailed
 from ops.__main__ import main
-from ops.errors import CommandFailed, LockHeld, OpsError, PlanFailed, RunOpen
+from ops.errors import LockHeld, OpsError, PlanFailed, RunOpen
 from ops.local import files
 from ops.local.layout import Layout
-from ops.run import command, shell
+from ops.run import command
 from ops.run.command import LOCK, RunOptions, carry, opened, options_of_run
 from ops.run.journal import Journal
 from ops.run.plan import Command, Plan, Step

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from inventory.errors import CommandFailed
 from messagebus.files import write_whole
-from ops.errors import CommandFailed, JournalUnreadable, NoAnswer, PlanFailed
+from ops.errors import JournalUnreadable, NoAnswer, PlanFailed
 from ops.run import runner
 from ops.run.journal import Journal, abandon, is_open, open_runs
 from ops.run.plan import Blocked, Command, Plan, Step

@@ -22,7 +22,7 @@ from typing import Any
 
 import sh
 
-from ops.errors import CommandFailed
+from inventory.errors import CommandFailed
 
 ENV_SSH_CONFIG = "MESSAGEBUS_SSH_CONFIG"
 TIMED_OUT = -1
