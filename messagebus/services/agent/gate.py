@@ -1,4 +1,4 @@
-"""Rules for opening a broker's gate, and the verdict on the broker that balancers get.
+"""The state of a broker's gate, rules for opening it, and the verdict on the broker that balancers get.
 
 Decides; asks nobody. The *gate* opens once per life of the broker: when its agent is informed and
 exactly the current version of the map is on the broker and settled. The *verdict* is a courtesy and is
@@ -17,6 +17,55 @@ from messagebus.observing.snapshot import NO_LINK
 # A creation takes 5 to 90 ms. The 4 s wait of a settle without erl_call is not counted: it would
 # drain all brokers at once.
 BEHIND_MS = 2_000
+
+
+class Gate:
+    """The state of a broker's gate, as its agent knows it. Only that agent opens it.
+
+    | state   | event                            | next    |
+    |---------|----------------------------------|---------|
+    | any     | looked: the gate is there, or not | open, or shut |
+    | shut    | opening: the order is sent       | unknown: if its answer is lost, it may be open |
+    | unknown | opened: the broker has answered  | open    |
+    | open    | link_ended                       | unknown: it may have gone with the broker |
+    | shut    | link_ended                       | shut: nobody else opens it |
+    | unknown | broker_gone                      | shut    |
+    """
+
+    def __init__(self) -> None:
+        self._is_open: bool | None = None  # None: unknown
+
+    @property
+    def is_open(self) -> bool:
+        """True when it is certainly open."""
+        return self._is_open is True
+
+    @property
+    def is_shut(self) -> bool:
+        """True when it is certainly shut."""
+        return self._is_open is False
+
+    @property
+    def is_unknown(self) -> bool:
+        return self._is_open is None
+
+    def looked(self, is_there: bool) -> None:
+        self._is_open = is_there
+
+    def opening(self) -> None:
+        self._is_open = None
+
+    def opened(self) -> None:
+        self._is_open = True
+
+    def link_ended(self) -> None:
+        if self._is_open:
+            self._is_open = None
+
+    def broker_gone(self) -> None:
+        """Note that the broker's process has ended, and its gate with it."""
+        if self._is_open is None:
+            self._is_open = False
 
 
 class VerdictKind(Enum):

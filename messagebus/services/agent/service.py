@@ -243,7 +243,7 @@ class Service:
         """
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                await self.upkeep.tried.wait()
+                await self.upkeep.link.tried.wait()
                 is_ready = self.verdict().kind is VerdictKind.READY
                 writer.write(b"ready\n" if is_ready else b"drain\n")
                 await writer.drain()
@@ -252,14 +252,14 @@ class Service:
     async def _watch_alarms(self) -> None:
         while self._management.is_there:
             with contextlib.suppress(ManagementUnavailable):
-                if self.upkeep.condition.linked:
+                if self.upkeep.link.is_open:
                     self._alarm = await self._management.alarm()
             await asyncio.sleep(ALARM_INTERVAL_S)
 
     async def _watch_policies(self) -> None:
         while self._management.is_there:
             with contextlib.suppress(ManagementUnavailable):
-                if self.upkeep.condition.linked:
+                if self.upkeep.link.is_open:
                     self._losing = await self._management.losing_policies()
             await asyncio.sleep(POLICIES_INTERVAL_S)
 
@@ -295,7 +295,7 @@ class Service:
     def _load_report(self) -> None:
         report = self._store.load_report()
         try:
-            self.upkeep.held = {str(k): int(v) for k, v in report.get("held", {}).items()}
+            self.upkeep.applied.held = {str(k): int(v) for k, v in report.get("held", {}).items()}
             self.upkeep.losses.restore(Loss(**loss) for loss in report.get("losses", []))
             self._peers.nodes = {k: Node(**node) for k, node in report.get("nodes", {}).items()}
         except (AttributeError, TypeError, ValueError) as fault:
@@ -308,7 +308,7 @@ class Service:
             losses = [asdict(loss) for loss in self.upkeep.losses.kept]
             nodes = {name: asdict(node) for name, node in self._peers.nodes.items()}
             report = {
-                "held": self.upkeep.held,
+                "held": self.upkeep.applied.held,
                 "losses": losses,
                 "nodes": nodes,
             }
@@ -340,7 +340,7 @@ class Service:
                 node=_node(config),
                 names=config.hosts,
                 moves=self.moves,
-                taps=Taps(config.address.name, self.upkeep.dial),
+                taps=Taps(config.address.name, self.upkeep.link.dial_tap),
                 trail=_trail(config),
             )
         )

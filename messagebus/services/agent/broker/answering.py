@@ -14,8 +14,9 @@ from messagebus.broker import Broker
 from messagebus.errors import LinkError, TopologyError
 from messagebus.services.agent.broker.management import ManagementUnavailable
 from messagebus.services.agent.broker.plan import expires_s_of
+from messagebus.services.agent.broker.reconcile import NotBroughtAbout
 from messagebus.services.agent.broker.settle import SLOW_S
-from messagebus.services.agent.broker.upkeep import LINK_WAIT_S, NotBroughtAbout, Upkeep
+from messagebus.services.agent.broker.upkeep import LINK_WAIT_S, Upkeep
 from messagebus.services.agent.topology.register import Answer, Register, Reply
 
 # Time that a registration waits here for its answer; a slow settle takes SLOW_S.
@@ -44,7 +45,7 @@ class Answering:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 async with asyncio.timeout(await self._patience_s()):
-                    await upkeep.wait_linked()
+                    await upkeep.link.wait_open()
                 await self._renew(names)
                 await self._bring_about(names)
             told = "; ".join(upkeep.refusals.reasons(names))  # of MQTT, which others need not heed
@@ -77,7 +78,7 @@ class Answering:
 
     async def _patience_s(self) -> float:
         """Return the time to wait for a link: 0 for a broker that refuses connections."""
-        if self._upkeep.condition.linked:
+        if self._upkeep.link.is_open:
             return LINK_WAIT_S
         return 0.0 if await self._port_refuses() else LINK_WAIT_S
 
@@ -89,7 +90,7 @@ class Answering:
                     return True
         except TimeoutError:
             return False
-        return not self._upkeep.condition.linked and await self._upkeep.node_is_gone()
+        return not self._upkeep.link.is_open and await self._upkeep.link.node_is_gone()
 
     async def _port_refuses(self) -> bool:
         return await port_refuses(self._broker, timeout_s=PROBE_TIMEOUT_S)

@@ -291,14 +291,14 @@ class Counting:
         """Return the current counts by name. Raises LinkError."""
         queues = sources_of(entries)
         segments = {
-            name: self._upkeep.segment_queues(name)
+            name: self._upkeep.partitions.segment_queues(name)
             for name in queues
             if has_segments(entries[name])
         }
         below = [queue for each in segments.values() for queue in each.values()]
         groups = [each.replace(SUBS, GROUPS, 1) for n, each in queues.items() if n in segments]
         whole = [queue for name, queue in queues.items() if name not in segments]
-        found = await self._upkeep.counts([*whole, *below, *groups])
+        found = await self._upkeep.link.counts([*whole, *below, *groups])
         unacked = await self._unacked()
         counts = dict[str, Count]()
         for name, queue in queues.items():
@@ -325,13 +325,15 @@ class Counting:
         """Drop ready messages. Returns how many by name, without missing queues. Raises LinkError."""
         queues = sources_of(entries)
         wanted = {
-            name: list(self._upkeep.segment_queues(name).values())
+            name: list(self._upkeep.partitions.segment_queues(name).values())
             if has_segments(entries[name])
             else [queues[name]]
             for name in names
             if name in queues
         }
-        dropped = await self._upkeep.purge([queue for each in wanted.values() for queue in each])
+        dropped = await self._upkeep.link.purge(
+            [queue for each in wanted.values() for queue in each]
+        )
         found = {name: [dropped[queue] for queue in each] for name, each in wanted.items()}
         return {
             name: sum(count or 0 for count in counts)

@@ -2,8 +2,17 @@
 
 `Losses` notes and logs each loss once, and logs its repair; it repairs nothing. `Deletions` interprets
 events, and `AuditRounds` picks the names of the next audit; they ask the broker nothing. An event may come
-late: a name that was declared after the deletion exists.
+late: a name that was declared after the deletion exists. `LossWatch` follows events and audits with them.
 """
+
+# A queue that vanishes is noticed by the broker's event (within milliseconds) or by the audit (within
+# AUDIT_INTERVAL_S of the upkeep, or AUDIT_STEPS times that while events are proven to arrive):
+#
+#   event ──┬─ ours, or another virtual host's (`Deletions`): nothing
+#           ├─ declared again since, by the wall clock: a suspect, which the audit looks at
+#           ├─ of an expiring subscription: `on_gone`, and `topology.expiry` decides
+#           └─ else ─┐
+#   audit ───────────┴─► `LossWatch.note`: `Losses` records it, `Applied` has it made again, the upkeep wakes
 
 from __future__ import annotations
 
@@ -13,7 +22,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from messagebus.services.agent.broker.plan import wanted_of
+from messagebus._io.amqp.control import Control
+from messagebus.clock import wall_ms
+from messagebus.services.agent.broker.applied import Applied
+from messagebus.services.agent.broker.plan import expires_s_of, wanted_of
 from messagebus.services.agent.topology.register import Entry
 from messagebus.topology import Declarations
 
@@ -160,6 +172,112 @@ def _is_part(what: str, name: str, headers: Mapping[str, Any], wanted: Declarati
         case _:
             source = headers.get("source_name", "")
             return (name, source) in [(b.queue, b.exchange) for b in wanted.bindings]
+
+
+class LossWatch:
+    """Looks for vanished parts on one broker.
+
+    on_gone: called with the name of an expiring subscription when its queue or a binding may be gone, which
+    need be no loss. on_loss: called when the upkeep has to look at once.
+    events_proven: whether the broker's events are known to arrive. suspects: names of entries that may have
+    lost a part, although the clock says no.
+    """
+
+    def __init__(
+        self,
+        broker: str,
+        *,
+        applied: Applied,
+        losses: Losses,
+        on_gone: Callable[[str], None],
+        on_loss: Callable[[], None],
+    ) -> None:
+        self._broker, self._applied, self._losses = broker, applied, losses
+        self._on_gone, self._on_loss = on_gone, on_loss
+        self._has_events = False
+        self._awaited_event = ""
+        self._rounds = AuditRounds()
+        self.deletions = Deletions()
+        self.events_proven = False
+        self.suspects: set[str] = set()
+
+    async def follow_events(self, control: Control) -> None:
+        """Begin to follow the events of a new link. Raises LinkError."""
+        self._has_events = await control.follow_events(self._event)
+        if not self._has_events:
+            log.warning("no events broker=%s: plugin rabbitmq_event_exchange", self._broker)
+
+    async def prove_events(self, control: Control) -> None:
+        """Delete a queue of our own to prove that events arrive: their exchange stays without its plugin."""
+        self.events_proven = False
+        if self._has_events:
+            self._awaited_event = await control.declare_probe()
+            await control.delete_queue(self._awaited_event)
+
+    def link_ended(self) -> None:
+        self.events_proven = False
+
+    def next_audit(self) -> list[str]:
+        """Return all names, or some of them while events are proven. `Expiry` looks after expiring ones."""
+        entries = self._applied.entries.items()
+        alive = (name for name, entry in entries if entry.alive and not expires_s_of(entry))
+        return self._rounds.next(alive, events_proven=self.events_proven)
+
+    def next_suspects(self) -> set[str]:
+        """Return the suspects, once."""
+        suspects, self.suspects = self.suspects, set()
+        return suspects
+
+    async def audit(self, control: Control, name: str) -> bool:
+        """Check that the queues of an entry exist, and bind them. Returns False for a loss."""
+        entry = self._applied.entries.get(name)
+        if entry is None or not entry.alive:
+            return True
+        missing = await control.audit(wanted_of(entry))
+        if missing:
+            self.note(entry, "queue", missing, "audit")
+        return not missing
+
+    def note_missing(self, entries: Mapping[str, Entry]) -> None:
+        """Record held queues that the list of the broker's queues lacks, where there is such a list."""
+        births = self._applied.births or {}
+        for name, number in list(self._applied.held.items()):
+            entry = entries.get(name)
+            if entry is None or not entry.alive or entry.number != number or expires_s_of(entry):
+                continue
+            for queue in wanted_of(entry).queues:
+                if queue.name not in births:
+                    self.note(entry, "queue", queue.name, "start")
+
+    def note(self, entry: Entry, what: str, name: str, how: str) -> None:
+        """Record and log a loss, and have it made again."""
+        self._applied.vanished.add(entry.wanted)
+        self._applied.apply_again(entry.wanted)
+        self._applied.deleted(name)
+        self._losses.noticed(entry.wanted, what, name, how=how, now_ms=wall_ms())
+        self._on_loss()
+
+    def _event(self, key: str, headers: Mapping[str, Any]) -> None:
+        name = str(headers.get("name") or headers.get("destination_name") or "")
+        if name and name == self._awaited_event:
+            self.events_proven, self._awaited_event = True, ""
+            return
+        if self.deletions.is_ours(name, headers):
+            return
+        what, deleted_at_ms = key.partition(".")[0], headers.get("timestamp_in_ms", 0)
+        if what == "queue":
+            self._losses.was_a_queue(name, deleted_at_ms)
+        struck = Deletions.struck(list(self._applied.entries.values()), what, name, headers)
+        if self.deletions.is_undone(name, deleted_at_ms):
+            if what == "queue":
+                self.suspects |= {entry.wanted for entry in struck if not expires_s_of(entry)}
+                self._on_loss()
+            return
+        for entry in struck:
+            if expires_s_of(entry):
+                self._on_gone(entry.wanted)
+            else:
+                self.note(entry, what, name, "event")
 
 
 class AuditRounds:

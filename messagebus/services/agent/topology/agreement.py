@@ -152,7 +152,7 @@ class Topology:
         counts = {name for name, map_ in answers.items() if register.heard(name, map_, life=life)}
         if register.informed:
             self.joining = False
-        self._upkeep.look_for_open()
+        self._upkeep.partitions.look_for_open()
         if (version, informed) != (register.version, register.informed):
             self._upkeep.wake()
         return counts

@@ -106,8 +106,8 @@ class Expiry:
     async def look(self) -> None:
         """Watch once, and decide. Raises LinkError or TopologyError."""
         expiring = self._upkeep.expiring()
-        if self._dials != self._upkeep.dials:  # nobody watched between the links
-            self._dials = self._upkeep.dials
+        if self._dials != self._upkeep.link.dials:  # nobody watched between the links
+            self._dials = self._upkeep.link.dials
             self._uses.at_s.clear()
         if not self._upkeep.condition.linked:
             return

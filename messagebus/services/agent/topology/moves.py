@@ -118,7 +118,9 @@ class Moves:
             if told[partition]:
                 continue
             chains[partition] = sealed(chain, to)
-            self._upkeep.unsealed.add(segment_name(topic, segment_of(partition, chain.homes[-1])))
+            self._upkeep.partitions.unsealed.add(
+                segment_name(topic, segment_of(partition, chain.homes[-1]))
+            )
             log.info("move begins topic=%s partition=%d to=%s", topic, partition, to)
         self._register.homes_changed(topic, write_chains(chains))
         if not all(told.values()):
@@ -132,7 +134,7 @@ class Moves:
             return f"the agent of {self._me} has no erl_call, node_name or cookie_file: it cannot count"
         if not (self._register.informed and self._upkeep.condition.linked):
             return f"the agent of {self._me} does not know its broker and the map yet"
-        if not self._upkeep.is_open(entry):
+        if not self._upkeep.partitions.is_open(entry):
             return "it is not open yet: all agents of the list have to know it"
         return ""
 
@@ -156,7 +158,7 @@ class Moves:
             if why := agreed.get(name, "") or ("" if name in heard & agreed.keys() else LATE):
                 raise TopologyError(f"all agents of the list have to agree: that of {name} {why}")
         if self._upkeep.condition.gate_open:
-            bound[self._me] = self._upkeep.bound(topic)
+            bound[self._me] = self._upkeep.partitions.bound(topic)
         entry = self._register.entries.get(topic)
         if entry is None or not entry.alive or not homes_of(entry):
             raise TopologyError(f"there is no topic {topic} with partitions")
@@ -235,8 +237,8 @@ class Moves:
 
     async def _pass(self) -> bool:
         """Make the next steps. Returns whether more are to come."""
-        if self._quiet_life != self._upkeep.dials:
-            self._quiet_life, self._quiet = self._upkeep.dials, set()
+        if self._quiet_life != self._upkeep.link.dials:
+            self._quiet_life, self._quiet = self._upkeep.link.dials, set()
         is_busy = False
         for moving in list(self._moving()):
             is_busy = True
@@ -259,7 +261,7 @@ class Moves:
             raise TopologyError("a majority of the agents was not heard yet")
         topic, chains = entry.wanted, list(chains_of(entry))
         await self._write(topic)  # what was decided, and is not known to be kept
-        unbound, steps = self._upkeep.unbound(topic), dict[int, Step]()
+        unbound, steps = self._upkeep.partitions.unbound(topic), dict[int, Step]()
         next_bound = await self._bound_at_next(topic, chains)
         left = await self._left(topic, chains)
         for partition, chain in enumerate(chains):
@@ -281,7 +283,7 @@ class Moves:
             for partition, step in steps.items():
                 if step is Step.UNBIND:
                     segment = segment_of(partition, chains[partition].homes[0])
-                    self._upkeep.unsealed.discard(segment_name(topic, segment))
+                    self._upkeep.partitions.unsealed.discard(segment_name(topic, segment))
             self._register.version += 1  # what is sealed here has changed
             await self._upkeep.seal()
             return True
@@ -339,7 +341,7 @@ class Moves:
         }
         for entry in self._register.entries.values() if found else ():
             if entry.alive and entry.wanted.startswith(f"{topic}/") and has_segments(entry):
-                queues = self._upkeep.segment_queues(entry.wanted)
+                queues = self._upkeep.partitions.segment_queues(entry.wanted)
                 for partition in found:
                     segment = segment_of(partition, chains[partition].homes[0])
                     if segment not in queues:

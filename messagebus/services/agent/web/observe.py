@@ -294,7 +294,7 @@ class Observer:
         )
         if not isinstance(wanted, Subscription) or not wanted.has_segments:
             return place
-        below = tuple(self._parts.upkeep.segment_queues(place.key[0]).values())
+        below = tuple(self._parts.upkeep.partitions.segment_queues(place.key[0]).values())
         return _Place(place.key, wanted.group_queue, is_source=True, below=below)
 
     async def _count(self, wanted: set[str]) -> None:
@@ -312,7 +312,7 @@ class Observer:
             if not wanted and age_ms < max(COUNT_EVERY_MS, slow_ms):
                 return
             try:
-                found = await self._parts.upkeep.counts(due)
+                found = await self._parts.upkeep.link.counts(due)
             except LinkError:
                 return
             now_ms = monotonic_ms()

@@ -482,7 +482,9 @@ class _Web:
         """Return the segments of a topic that are bound here, for agents of other homes; null: gate shut."""
         topic = _topic(request)
         upkeep = self._parts.upkeep
-        return JSONResponse({"bound": upkeep.bound(topic) if upkeep.condition.gate_open else None})
+        return JSONResponse(
+            {"bound": upkeep.partitions.bound(topic) if upkeep.condition.gate_open else None}
+        )
 
     async def unused(self, _request: Request) -> Response:
         return JSONResponse({"unused_s": self._parts.unused_s()})

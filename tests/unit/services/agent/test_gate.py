@@ -7,7 +7,14 @@ from itertools import product
 
 import pytest
 
-from messagebus.services.agent.gate import BEHIND_MS, Condition, VerdictKind, may_open, verdict
+from messagebus.services.agent.gate import (
+    BEHIND_MS,
+    Condition,
+    Gate,
+    VerdictKind,
+    may_open,
+    verdict,
+)
 
 SERVING = Condition(linked=True, gate_open=True, informed=True, wanted_version=3, brought_version=3)
 SHUT = replace(SERVING, gate_open=False)
@@ -43,6 +50,34 @@ def test_the_gate_against_a_table() -> None:
         )
         wanted = (linked, gate_open, informed, behind, vanished)
         assert may_open(condition) == (wanted == (True, False, True, False, False))
+
+
+@pytest.mark.parametrize(
+    ("steps", "state"),
+    [
+        ("", "unknown"),
+        ("there", "open"),
+        ("missing", "shut"),
+        ("missing opening", "unknown"),
+        ("missing opening opened", "open"),
+        ("there link_ended", "unknown"),
+        ("missing link_ended", "shut"),
+        ("there link_ended broker_gone", "shut"),
+        ("missing opening link_ended broker_gone", "shut"),
+        ("there broker_gone", "open"),
+        ("there missing", "shut"),
+        ("there link_ended missing link_ended", "shut"),
+    ],
+)
+def test_a_gate_is_open_or_shut_only_where_that_is_certain(steps: str, state: str) -> None:
+    gate = Gate()
+    for step in steps.split():
+        if step in ("there", "missing"):
+            gate.looked(step == "there")
+        else:
+            getattr(gate, step)()
+    states = {"open": gate.is_open, "shut": gate.is_shut, "unknown": gate.is_unknown}
+    assert [name for name, holds in states.items() if holds] == [state]
 
 
 def test_ready_needs_no_reason() -> None:

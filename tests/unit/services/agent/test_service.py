@@ -384,9 +384,9 @@ async def test_what_was_kept_is_read(settings: dict[str, Any]) -> None:
     assert service(settings).topology.register.intact
     report = Path(settings["state_dir"]) / "report.json"
     report.write_text('{"held": {"orders": 3}, "losses": []}')
-    assert service(settings).upkeep.held == {"orders": 3}
+    assert service(settings).upkeep.applied.held == {"orders": 3}
     report.write_text('{"held": [], "losses": [{"x": 1}]}')
-    assert service(settings).upkeep.held == {}
+    assert service(settings).upkeep.applied.held == {}
 
 
 async def test_figures_have_names_of_their_own(settings: dict[str, Any]) -> None:

@@ -191,6 +191,10 @@ class FakeUpkeep:
     def __init__(self) -> None:
         self.there: dict[str, tuple[int, int] | None] = {BILLING: (3, 1), JOBS: (0, 0)}
 
+    @property
+    def link(self) -> FakeUpkeep:
+        return self
+
     async def counts(self, queues: Iterable[str]) -> dict[str, tuple[int, int] | None]:
         return {queue: self.there[queue] for queue in queues}
 

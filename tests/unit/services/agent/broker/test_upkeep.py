@@ -16,7 +16,8 @@ from messagebus.clock import monotonic_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Queue
 from messagebus.errors import ChannelRefused, LinkError, LinkLost
 from messagebus.services.agent.broker import answering as answering_module
-from messagebus.services.agent.broker import refusals
+from messagebus.services.agent.broker import link as link_module
+from messagebus.services.agent.broker import losses, reconcile, refusals
 from messagebus.services.agent.broker import upkeep as module
 from messagebus.services.agent.broker.answering import Answering
 from messagebus.services.agent.broker.management import ManagementUnavailable
@@ -272,12 +273,13 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     async def node_is_gone(*_: object, **__: object) -> bool:
         return broker.is_dead and not broker.is_up
 
-    monkeypatch.setattr(module, "node_is_gone", node_is_gone)
+    monkeypatch.setattr(link_module, "node_is_gone", node_is_gone)
     monkeypatch.setattr(Control, "dial", dial)
     monkeypatch.setattr(answering_module, "port_refuses", port_refuses)
     monkeypatch.setattr(AgentConfig, "password", "unused")
-    for name in ("REDIAL_MIN_S", "REDIAL_MAX_S", "SLOW_S"):
+    for name in ("REDIAL_MIN_S", "REDIAL_MAX_S"):
         monkeypatch.setattr(module, name, 0.001)
+    monkeypatch.setattr(reconcile, "SLOW_S", 0.001)
     monkeypatch.setattr(module, "AUDIT_INTERVAL_S", 0.01)
     for each in (module, answering_module):
         monkeypatch.setattr(each, "LINK_WAIT_S", 0.05)
@@ -354,7 +356,7 @@ async def test_queues_that_died_at_boot_are_revived(rig: Rig) -> None:
     rig.settler.dead = 2
     rig.broker.is_up = True
     await rig.until(lambda: rig.broker.gate)
-    assert rig.upkeep.recovery.revived == 2
+    assert rig.upkeep.reconciler.recovery.revived == 2
 
 
 async def test_the_gate_waits_for_queues_that_are_read_from_disk(rig: Rig) -> None:
@@ -465,7 +467,7 @@ async def test_without_erl_call_one_more_queue_and_a_wait_settle(rig: Rig) -> No
     rig.want(entry("orders/a"), entry("orders/b", 2))
     await rig.until(lambda: rig.broker.gate)
     assert rig.broker.settle_queues <= 2
-    assert rig.upkeep.settles_slow == rig.broker.settle_queues
+    assert rig.upkeep.reconciler._settles_slow == rig.broker.settle_queues
 
 
 async def test_a_deleted_name_goes_from_the_broker_without_being_called_a_loss(rig: Rig) -> None:
@@ -503,7 +505,7 @@ async def test_no_queue_is_deleted_while_a_boot_still_starts_queues(rig: Rig) ->
 
 async def test_a_vanished_queue_is_told_once_and_made_again(rig: Rig) -> None:
     rig.want(entry("orders/a"))
-    await rig.until(lambda: rig.upkeep.is_settled and rig.upkeep.events_proven)
+    await rig.until(lambda: rig.upkeep.is_settled and rig.upkeep._watch.events_proven)
     rig.broker.lose(SUBSCRIPTION)
     assert rig.upkeep.condition.vanished == 1
     await rig.settled()
@@ -542,7 +544,7 @@ async def test_without_events_the_audit_finds_it(rig: Rig) -> None:
 
 async def test_what_vanished_while_the_agent_was_away_is_told(rig: Rig) -> None:
     rig.broker.kill()
-    rig.upkeep.held = {"orders/a": 1}
+    rig.upkeep.applied.held = {"orders/a": 1}
     rig.want(entry("orders/a"))
     rig.broker.is_up = True
     await rig.settled()
@@ -618,7 +620,7 @@ async def test_of_a_broker_that_is_down_the_answer_is_later(rig: Rig) -> None:
     rig.want(entry("orders/a"))
     assert (await rig.answering.answer(["orders/a"])).answer is Answer.LATER
     # It boots: its port still refuses, and its node lives again. It has no gate.
-    await rig.until(lambda: rig.upkeep.dials > 2)
+    await rig.until(lambda: rig.upkeep.link.dials > 2)
     rig.broker.is_dead = False
     assert (await rig.answering.answer(["orders/a"])).answer is Answer.LATER
 
@@ -633,7 +635,7 @@ async def test_a_port_that_refuses_is_no_proof_that_a_broker_takes_no_publishes(
     rig.broker.suspend()
     rig.want(entry("orders/a"))
     if agent == "started since":
-        rig.upkeep._gate_open = None
+        rig.upkeep._gate.opening()
     answer = await rig.answering.answer(["orders/a"])
     assert answer.answer is Answer.NO
     assert answer.stored
@@ -668,7 +670,7 @@ async def test_a_gate_whose_answer_was_lost_may_be_open(
     rig.broker.is_up = True
     await rig.until(lambda: rig.broker.gate)
     await rig.until(lambda: not rig.upkeep.condition.linked)
-    assert rig.upkeep._gate_open is None
+    assert rig.upkeep._gate.is_unknown
 
 
 # -- what expires, what is classic, what exists otherwise
@@ -790,14 +792,14 @@ async def test_what_exists_otherwise_is_told_argument_by_argument(
 async def test_counts_and_purges_are_the_brokers(rig: Rig) -> None:
     rig.want(entry("orders/a"))
     await rig.settled()
-    assert await rig.upkeep.counts([SUBSCRIPTION, "mb.queue/no"]) == {
+    assert await rig.upkeep.link.counts([SUBSCRIPTION, "mb.queue/no"]) == {
         SUBSCRIPTION: (0, 0),
         "mb.queue/no": None,
     }
-    assert await rig.upkeep.purge([SUBSCRIPTION]) == {SUBSCRIPTION: 3}
+    assert await rig.upkeep.link.purge([SUBSCRIPTION]) == {SUBSCRIPTION: 3}
     rig.broker.kill()
     with pytest.raises(LinkLost):
-        await rig.upkeep.counts([SUBSCRIPTION])
+        await rig.upkeep.link.counts([SUBSCRIPTION])
 
 
 @pytest.mark.guarantee("without-management-api")
@@ -806,7 +808,7 @@ async def test_without_the_management_api_all_is_brought_about_that_can_be_judge
     rig.broker.kill()
     rig.management.fails = True
     rig.register.adopt(Snapshot(intact=True, floor=9))
-    rig.upkeep.held = {"queue:kept": 12}
+    rig.upkeep.applied.held = {"queue:kept": 12}
     rig.broker.queues |= {"mb.queue/kept": 12, "mb.park/kept": 12}
     rig.want(entry("queue:new", 11, tomb=9), entry("queue:kept", 12, tomb=9))
     rig.broker.is_up = True
@@ -838,7 +840,7 @@ async def test_a_clock_that_was_ahead_hides_no_queue_that_vanished(
     await rig.settled()
     with monkeypatch.context() as ahead:
         ten_years_ms = 10 * 365 * 86_400_000
-        ahead.setattr(module, "wall_ms", lambda: time.time_ns() // 1_000_000 + ten_years_ms)
+        ahead.setattr(reconcile, "wall_ms", lambda: time.time_ns() // 1_000_000 + ten_years_ms)
         rig.want(entry("orders/a"))
         await rig.settled()
     rig.broker.lose(SUBSCRIPTION)
@@ -851,7 +853,8 @@ async def test_a_verdict_goes_by_no_clock_that_is_set(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await rig.settled()
-    monkeypatch.setattr(module, "wall_ms", lambda: 0)
+    for each in (module, reconcile, losses):
+        monkeypatch.setattr(each, "wall_ms", lambda: 0)
     rig.want(entry("orders/a"))
     since_ms = rig.upkeep.condition.behind_since_ms
     assert since_ms is not None

@@ -92,6 +92,10 @@ class FakeUpkeep:
     store: Store | None = None
     mismatched: str = ""
 
+    @property
+    def partitions(self) -> FakeUpkeep:
+        return self
+
     async def mismatch(self, _wanted: Iterable[object]) -> str:
         return self.mismatched
 

@@ -41,6 +41,10 @@ class FakeUpkeep:
     fails: bool = False
     during_use: Callable[[], None] | None = None
 
+    @property
+    def link(self) -> FakeUpkeep:
+        return self
+
     def expiring(self) -> dict[str, int]:
         return {E: 10} if self.is_wanted else {}
 

@@ -54,15 +54,17 @@ class World:
             me=A,
             topology=parts,
             upkeep=SimpleNamespace(  # type: ignore[arg-type]
-                unsealed=self.unsealed,
                 condition=self.condition,
-                dials=1,
-                is_open=lambda _entry: self.is_open,
+                link=SimpleNamespace(dials=1),
+                partitions=SimpleNamespace(
+                    unsealed=self.unsealed,
+                    is_open=lambda _entry: self.is_open,
+                    bound=lambda _topic: self.bound_here,
+                    unbound=lambda _topic: {"0.1": "unbind" in self.said},
+                    segment_queues=lambda name: {"0.1": f"mb.seg/{name}/0.1"},
+                ),
                 seal=self.seal,
                 bring_about=self.bring_about,
-                bound=lambda _topic: self.bound_here,
-                unbound=lambda _topic: {"0.1": "unbind" in self.said},
-                segment_queues=lambda name: {"0.1": f"mb.seg/{name}/0.1"},
             ),
             settler=parts,
             peers=SimpleNamespace(  # type: ignore[arg-type]

@@ -54,6 +54,12 @@ class FakeUpkeep:
         self.is_settled = True
         self.asked: list[list[str]] = []
 
+    @property
+    def link(self) -> FakeUpkeep:
+        return self
+
+    partitions = link
+
     async def counts(self, queues: Iterable[str]) -> dict[str, tuple[int, int] | None]:
         self.asked.append(list(queues))
         if not self.there:

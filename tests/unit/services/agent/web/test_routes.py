@@ -90,6 +90,10 @@ class FakeUpkeep:
     def __init__(self) -> None:
         self.losses = Losses("mb1:5672", lambda: None)
 
+    @property
+    def link(self) -> FakeUpkeep:
+        return self
+
     async def counts(self, queues: Iterable[str]) -> dict[str, tuple[int, int] | None]:
         return {queue: (3, 1) if queue.startswith("mb.sub") else None for queue in queues}
 
