@@ -16,7 +16,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,43 +152,51 @@ class Remote:
 
 
 class _Connections:
-    """Connections, one to each host, made with its first command. Any thread may ask."""
+    """Connections to hosts. While they are kept, there is one to each host, made with its first command.
+
+    Any thread may ask.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: dict[str, Remote] = {}
-        self.open = ExitStack()
+        self._by_host: dict[str, Remote] = {}
+        self._open: ExitStack | None = None
 
-    def to(self, host: str) -> Remote:
-        with self._lock:
-            if host not in self._made:
-                self._made[host] = self.open.enter_context(_connection(host))
-            return self._made[host]
-
-
-_kept: _Connections | None = None
-
-
-@contextmanager
-def connections_kept() -> Iterator[None]:
-    """Keep the connections of `remote` open for the next caller meanwhile: each costs a second or two."""
-    global _kept
-    before, _kept = _kept, _Connections()
-    try:
-        with _kept.open:
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        if self._open is not None:  # by a caller of ours
             yield
-    finally:
-        _kept = before
+            return
+        with ExitStack() as self._open:
+            try:
+                yield
+            finally:
+                self._open, self._by_host = None, {}
+
+    @contextmanager
+    def to(self, host: str) -> Iterator[Remote]:
+        with self._lock:
+            if self._open is not None and host not in self._by_host:
+                self._by_host[host] = self._open.enter_context(_connection(host))
+            remote = self._by_host.get(host)
+        if remote is not None:
+            yield remote
+            return
+        with _connection(host) as remote:
+            yield remote
 
 
-@contextmanager
-def remote(host: str) -> Iterator[Remote]:
+_connections = _Connections()
+
+
+def connections_kept() -> AbstractContextManager[None]:
+    """Keep the connections of `remote` open for the next caller meanwhile: each costs a second or two."""
+    return _connections.kept()
+
+
+def remote(host: str) -> AbstractContextManager[Remote]:
     """Connect to ``[user@]host[:port]`` with the first command; see also `connections_kept`."""
-    if _kept:
-        yield _kept.to(host)
-        return
-    with _connection(host) as made:
-        yield made
+    return _connections.to(host)
 
 
 @contextmanager
