@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keyword
 import sys
+from collections.abc import Iterator, Mapping
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -35,37 +36,45 @@ def _task(name: str, command: click.Command) -> Any:
     several = {
         _key(each) for each in params if each.nargs == -1 or getattr(each, "multiple", False)
     }
-    made = [_parameter("context", Parameter.empty)]
-    made += [_parameter("what", Parameter.empty)] if group else []
-    made += [
-        _parameter(key, Parameter.empty if must else None if key in several else "")
-        for key, must in words.items()
-    ]
-    made += [
-        _parameter(key, False if is_flag else None if key in several else "")
-        # Fabric makes short options of first letters; these two have theirs before all others.
-        for key, is_flag in sorted(
-            options.items(), key=lambda one: one[0] not in ("dry_run", "yes")
-        )
-        if not keyword.iskeyword(key)
-    ]
-    signature = Signature(made)
+    signature = Signature(list(_parameters(words, options, several, has_commands=bool(group))))
 
     def body(*args: Any, **settings: Any) -> None:
         given = signature.bind(*args, **settings).arguments
         del given["context"]
-        argv = [name]
-        for key, value in given.items():
-            for each in value if isinstance(value, list) else [value] if value else []:
-                if key in options:
-                    argv.append(f"--{key.replace('_', '-')}")
-                if not isinstance(each, bool):
-                    argv.append(each)
-        sys.exit(main(argv))
+        sys.exit(main([name, *_argv(given, options)]))
 
     body.__name__, body.__doc__ = name, str(command.help).replace("\b\n", "")
     body.__signature__ = signature  # type: ignore[attr-defined]
     return fabric_task(body, several & {*words, *options})
+
+
+def _parameters(
+    words: Mapping[str, bool], options: Mapping[str, bool], several: set[str], *, has_commands: bool
+) -> Iterator[Parameter]:
+    """Yield the parameters of a task. words: name -> is it required? options: name -> is it a flag?"""
+    yield _parameter("context", Parameter.empty)
+    if has_commands:
+        yield _parameter("what", Parameter.empty)
+    for key, must in words.items():
+        yield _parameter(key, Parameter.empty if must else _absent(key, several))
+    # Fabric makes short options of first letters; these two have theirs before all others.
+    for key in sorted(options, key=lambda key: key not in ("dry_run", "yes")):
+        if not keyword.iskeyword(key):
+            yield _parameter(key, False if options[key] else _absent(key, several))
+
+
+def _absent(key: str, several: set[str]) -> object:
+    return None if key in several else ""
+
+
+def _argv(given: Mapping[str, Any], options: Mapping[str, bool]) -> Iterator[str]:
+    """Yield the words of a command line that says the same as a task's arguments."""
+    for key, value in given.items():
+        for each in value if isinstance(value, list) else [value] if value else []:
+            if key in options:
+                yield f"--{key.replace('_', '-')}"
+            if not isinstance(each, bool):
+                yield each
 
 
 def _parameter(key: str, default: object) -> Parameter:

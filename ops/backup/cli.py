@@ -210,22 +210,9 @@ def _restore_files(
     """Write the files that the inventory names: the inventory here, else the archive's.
 
     The inventory may name a file anywhere on this machine. A file outside of its folder is written only by
-    the
-    operator's word.
+    the operator's word.
     """
-    text = file.read_text() if file.exists() else kept.files[INVENTORY].decode()
-    may_write = {Path(os.path.normpath(Path.cwd() / path)) for path in outside}
-    wanted, left_out = {file: INVENTORY}, []
-    for name in kept.files:
-        if not name.startswith("files/"):
-            continue
-        path = Path(os.path.normpath(file.parent / name.removeprefix("files/")))
-        if not is_named(text, file.parent, path):
-            say(f"left out, because the inventory does not name it: {path}", err=True)
-        elif path.is_relative_to(file.parent) or path in may_write or path.exists():
-            wanted[path] = name
-        else:
-            left_out.append(str(path))
+    wanted, left_out = _named_files(kept, file, outside)
     missing = {path: name for path, name in wanted.items() if not path.exists()}
     for path, name in wanted.items():
         if path not in missing and path.read_bytes() != kept.files[name]:
@@ -244,6 +231,30 @@ def _restore_files(
             f"left out, because it is outside of {file.parent}: {', '.join(left_out)};"
             " to write one: --outside PATH"
         )
+
+
+def _named_files(
+    kept: Archive, file: Path, outside: tuple[Path, ...]
+) -> tuple[dict[Path, str], list[str]]:
+    """Return the files that the inventory names -> their names in the archive; and those left out.
+
+    outside: paths outside of the inventory's folder that may be written; others are left out, unless they
+    exist.
+    """
+    text = file.read_text() if file.exists() else kept.files[INVENTORY].decode()
+    may_write = {Path(os.path.normpath(Path.cwd() / path)) for path in outside}
+    wanted, left_out = {file: INVENTORY}, list[str]()
+    for name in kept.files:
+        if not name.startswith("files/"):
+            continue
+        path = Path(os.path.normpath(file.parent / name.removeprefix("files/")))
+        if not is_named(text, file.parent, path):
+            say(f"left out, because the inventory does not name it: {path}", err=True)
+        elif path.is_relative_to(file.parent) or path in may_write or path.exists():
+            wanted[path] = name
+        else:
+            left_out.append(str(path))
+    return wanted, left_out
 
 
 def _write(path: Path, raw: bytes, mode: int) -> None:

@@ -91,20 +91,10 @@ def move(name: str, file: Path) -> None:
     view = View(file.absolute())
     inventory, address = view.inventory, str(view.node(name).address)
     held = {queue.name: queue for queue in view.brokers.queues(name) if queue.messages != 0}
-    faults = {
-        node: checks.not_ready(view, node.name, str(node.address))
-        for node in inventory.brokers
-        if str(node.address) != address
-    }
-    left_out = [f"{node.name} ({fault})" for node, fault in faults.items() if fault]
-    targets = sorted(str(node.address) for node, fault in faults.items() if not fault)
-    if left_out and held:
-        say(f"nothing is moved to {some(left_out)}", err=True)
-    if held and not targets:
-        raise OpsError("no other broker takes publishes")
     if not held:
         say("moved 0 messages of 0 queues")
         return
+    targets = _targets(view, address)
     moved = move_messages(
         _operator(inventory),
         held,
@@ -113,6 +103,25 @@ def move(name: str, file: Path) -> None:
         message_bytes={one.name: one.body_bytes // (one.messages or 1) for one in held.values()},
         on_progress=_ProgressPrinter(sum(queue.messages or 0 for queue in held.values())),
     )
+    _print_moved(moved)
+
+
+def _targets(view: View, away: str) -> list[str]:
+    """Return the addresses of the other brokers that take publishes. Raises OpsError when none does."""
+    faults = {
+        node: checks.not_ready(view, node.name, str(node.address))
+        for node in view.nodes
+        if str(node.address) != away
+    }
+    if left_out := [f"{node.name} ({fault})" for node, fault in faults.items() if fault]:
+        say(f"nothing is moved to {some(left_out)}", err=True)
+    if not (targets := sorted(str(node.address) for node, fault in faults.items() if not fault)):
+        raise OpsError("no other broker takes publishes")
+    return targets
+
+
+def _print_moved(moved: MessagesMoved) -> None:
+    """Print how many of each queue were moved. Raises OpsError for queues with a fault."""
     _print_queues(moved)
     for queue, fault in moved.faults.items():
         say(f"{queue}: {fault}", err=True)

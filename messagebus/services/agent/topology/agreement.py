@@ -337,19 +337,26 @@ class Topology:
                 )
             finally:
                 self._making = {}
-            _taken, against = resolve(self.register.entries, asked)
-            for name, other in self._yielded_to.items():
-                against[name] = f"{name}: {other} makes it with other options at this moment"
-            if against:  # changed since we asked
-                raise TopologyMismatch("; ".join(against.values()))
-            found = {name: text for name, text in {self._me: mine, **theirs}.items() if text}
-            if found:
-                where = "; ".join(f"on {broker}: {text}" for broker, text in found.items())
-                raise TopologyMismatch(where)
+            self._refuse_mismatches(asked, {self._me: mine, **theirs})
         for name, options in asked.items():
             if MQTT not in options:  # it may have been switched since we looked
                 taken[name] = {key: each for key, each in taken[name].items() if key != MQTT}
         return {name: self._with_homes(current, name, taken[name]) for name in taken}
+
+    def _refuse_mismatches(
+        self, asked: Mapping[str, Options], on_brokers: Mapping[str, str]
+    ) -> None:
+        """Raise TopologyMismatch for a name whose options have changed since we asked the brokers.
+
+        on_brokers: broker -> what it has otherwise, "" for nothing; a cause too.
+        """
+        _taken, against = resolve(self.register.entries, asked)
+        for name, other in self._yielded_to.items():
+            against[name] = f"{name}: {other} makes it with other options at this moment"
+        if against:
+            raise TopologyMismatch("; ".join(against.values()))
+        if differing := [f"on {broker}: {text}" for broker, text in on_brokers.items() if text]:
+            raise TopologyMismatch("; ".join(differing))
 
     def _with_homes(self, current: BrokerList, name: str, options: Options) -> Options:
         """Return the options of a name with the homes of a new partitioned topic."""
@@ -502,30 +509,40 @@ def _against_others(wanted: Wanted, options: Options, standing: Mapping[str, Opt
         return f"{wanted}: delivery_limit needs durability {FSYNC} and its topic exists {level}"
     match wanted:
         case Subscription(topic=topic) | Stream(topic=topic):
-            above = standing.get(str(topic))
-            count = 0 if above is None else above.get(PARTITIONS, 0)
-            if options.get(PARTITIONS, 0) != count:
-                own = options.get(PARTITIONS, 0)
-                return f"{wanted}: partitions is wanted {own} and its topic exists with {count}"
-            if not count and "ordered" in options:
-                return f"{wanted}: ordered is for subscriptions of a topic with partitions"
-            if count and options.get("expires_s"):
-                return f"{wanted}: a subscription of a partitioned topic does not expire"
-            if above is not None and _level(above) == FSYNC != level:
-                return f"{wanted}: durability is wanted {level} and its topic exists {FSYNC}"
-        case Topic() if MQTT in options and options.get(PARTITIONS):
-            return f"{wanted}: mqtt is for topics without partitions, and it exists with some"
-        case Topic() if (count := options.get(PARTITIONS, 0)) and (
-            plain := next((n for n in _below(wanted, standing, count)), "")
-        ):
-            return f"{wanted}: partitions is wanted {count} and {plain} exists with others"
-        case Topic() if level == FSYNC:
-            for name, below in standing.items():
-                if name.startswith(f"{wanted}/") and _level(below) != FSYNC:
-                    weaker = f"its subscription {name} exists {_level(below)}"
-                    return f"{wanted}: durability is wanted {FSYNC} and {weaker}"
+            return _against_topic(wanted, options, standing.get(str(topic)))
+        case Topic():
+            return _against_readers(wanted, options, standing)
         case _:
-            pass
+            return ""
+
+
+def _against_topic(wanted: Subscription | Stream, options: Options, topic: Options | None) -> str:
+    """Return what of a subscription or stream its topic does not allow, "" for nothing."""
+    count, own = (topic or {}).get(PARTITIONS, 0), options.get(PARTITIONS, 0)
+    if own != count:
+        return f"{wanted}: partitions is wanted {own} and its topic exists with {count}"
+    if not count and "ordered" in options:
+        return f"{wanted}: ordered is for subscriptions of a topic with partitions"
+    if count and options.get("expires_s"):
+        return f"{wanted}: a subscription of a partitioned topic does not expire"
+    level = _level(options)
+    if topic is not None and _level(topic) == FSYNC != level:
+        return f"{wanted}: durability is wanted {level} and its topic exists {FSYNC}"
+    return ""
+
+
+def _against_readers(wanted: Topic, options: Options, standing: Mapping[str, Options]) -> str:
+    """Return what of a topic does not go with its subscriptions or its stream, "" for nothing."""
+    count = options.get(PARTITIONS, 0)
+    if count and MQTT in options:
+        return f"{wanted}: mqtt is for topics without partitions, and it exists with some"
+    if count and (plain := next(_below(wanted, standing, count), "")):
+        return f"{wanted}: partitions is wanted {count} and {plain} exists with others"
+    if _level(options) == FSYNC:
+        for name, below in standing.items():
+            if name.startswith(f"{wanted}/") and _level(below) != FSYNC:
+                weaker = f"its subscription {name} exists {_level(below)}"
+                return f"{wanted}: durability is wanted {FSYNC} and {weaker}"
     return ""
 
 

@@ -106,32 +106,59 @@ def expanded(
     topics = [entry for entry in entries.values() if homes_of(entry)]
     if not topics:
         return entries
-    below: dict[str, list[Entry]] = {}
+    readers = _readers(entries)
+    found = dict(entries)
+    for topic in topics:
+        of_topic = (
+            *_of_segments(topic, readers.get(topic.wanted, ()), me, is_open, unsealed),
+            *_of_lost_segments(topic, readers.get(topic.wanted, ()), me),
+        )
+        found |= {entry.wanted: entry for entry in of_topic}
+    return found
+
+
+def _readers(entries: Mapping[str, Entry]) -> dict[str, list[Entry]]:
+    """Return the subscriptions and the stream of each topic."""
+    readers = dict[str, list[Entry]]()
     for name, entry in entries.items():
         topic, slash, _ = name.removeprefix(STREAM_PREFIX).partition("/")
         if slash or name != topic:
-            below.setdefault(topic, []).append(entry)
-    found = dict(entries)
-    for topic_entry in topics:
-        options = tuple(each for each in topic_entry.options if each[0] != HOMES)
-        for segment, is_sealed in segments(topic_entry, me):
-            name = segment_name(topic_entry.wanted, segment)
-            if not topic_entry.alive or not is_first(segment) or is_open(topic_entry):
-                alive = topic_entry.alive and not (is_sealed and name not in unsealed)
-                found[name] = replace(topic_entry, wanted=name, alive=alive, options=options)
-            for entry in below.get(topic_entry.wanted, ()):
-                name = segment_name(entry.wanted, segment)
-                alive = entry.alive and topic_entry.alive
-                # One queue for all segments: its own entry deletes one of an earlier life, once.
-                tomb = entry.tomb if has_segments(entry) else 0
-                found[name] = replace(entry, wanted=name, alive=alive, tomb=tomb)
-        for segment in lost_segments(topic_entry, me):
-            name = segment_name(topic_entry.wanted, segment)
-            found[name] = replace(topic_entry, wanted=name, alive=False, options=options)
-            for entry in filter(has_segments, below.get(topic_entry.wanted, ())):
-                name = segment_name(entry.wanted, segment)
-                found[name] = replace(entry, wanted=name, alive=False)
-    return found
+            readers.setdefault(topic, []).append(entry)
+    return readers
+
+
+def _of_segments(
+    topic: Entry,
+    readers: Iterable[Entry],
+    me: str,
+    is_open: Callable[[Entry], bool],
+    unsealed: Collection[str],
+) -> Iterator[Entry]:
+    """Yield the entries of a topic's segments here, and of its readers' parts of them."""
+    for segment, is_sealed in segments(topic, me):
+        name = segment_name(topic.wanted, segment)
+        if not topic.alive or not is_first(segment) or is_open(topic):
+            yield _segment(
+                topic, name, alive=topic.alive and not (is_sealed and name not in unsealed)
+            )
+        for entry in readers:
+            name, alive = segment_name(entry.wanted, segment), entry.alive and topic.alive
+            # One queue for all segments: its own entry deletes one of an earlier life, once.
+            tomb = entry.tomb if has_segments(entry) else 0
+            yield replace(entry, wanted=name, alive=alive, tomb=tomb)
+
+
+def _of_lost_segments(topic: Entry, readers: Iterable[Entry], me: str) -> Iterator[Entry]:
+    """Yield the entries, all dead, of a topic's segments here that were given up."""
+    for segment in lost_segments(topic, me):
+        yield _segment(topic, segment_name(topic.wanted, segment), alive=False)
+        for entry in filter(has_segments, readers):
+            yield replace(entry, wanted=segment_name(entry.wanted, segment), alive=False)
+
+
+def _segment(topic: Entry, name: str, *, alive: bool) -> Entry:
+    options = tuple(each for each in topic.options if each[0] != HOMES)
+    return replace(topic, wanted=name, alive=alive, options=options)
 
 
 def with_segments(entries: Mapping[str, Entry], names: Iterable[str]) -> list[str]:

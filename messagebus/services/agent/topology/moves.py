@@ -189,11 +189,7 @@ class Moves:
             is_bound = segment_of(partition, last) in open_at.get(last.broker, ())
             now = abandoned(chain, home, to, is_bound=is_bound)
             counts[now.homes[-1].broker] += now.homes[-1] != last
-            chains[partition], told[partition] = now, ""
-            if now == chain and last.broker not in current.names:
-                told[partition] = f"its next home {last.broker} is not on the list: abandon that"
-            elif home in [each.broker for each in now.homes]:
-                told[partition] = f"its next home {now.homes[-1].broker} prepares"
+            chains[partition], told[partition] = now, _left(chain, now, home, current)
             if now != chain:
                 log.warning("abandoned topic=%s partition=%d now=%s", topic, partition, now.homes)
         self._register.homes_changed(topic, write_chains(chains))
@@ -371,3 +367,13 @@ class Moves:
             who = "not every agent of the list" if by_all else "no majority of the agents"
             raise TopologyError(f"{who} has stored the homes of {topic}")
         self._written[topic] = homes
+
+
+def _left(chain: Chain, now: Chain, home: str, current: BrokerList) -> str:
+    """Return what an abandoned partition still waits for, "" for nothing. now: its chain from now on."""
+    last = chain.homes[-1].broker
+    if now == chain and last not in current.names:
+        return f"its next home {last} is not on the list: abandon that"
+    if home in [each.broker for each in now.homes]:
+        return f"its next home {now.homes[-1].broker} prepares"
+    return ""

@@ -316,15 +316,19 @@ class Observer:
             except LinkError:
                 return
             now_ms = monotonic_ms()
-            for queue, pair in found.items():
-                before = self._counts.pop(queue, None)
-                if pair is not None:
-                    kept = before and before.ready and pair[0]
-                    since_ms = before.since_ms if before and kept else now_ms
-                    self._counts[queue] = _Count(*pair, now_ms, since_ms)
+            self._keep_counts(found, now_ms)
             if not wanted:
                 self._counted_at_ms = now_ms
                 self._counts = {queue: self._counts[queue] for queue in found if found[queue]}
+
+    def _keep_counts(self, found: Mapping[str, tuple[int, int] | None], now_ms: int) -> None:
+        """Keep these counts, with the time since when each queue has not been empty."""
+        for queue, pair in found.items():
+            before = self._counts.pop(queue, None)
+            if pair is not None:
+                kept = before and before.ready and pair[0]
+                since_ms = before.since_ms if before and kept else now_ms
+                self._counts[queue] = _Count(*pair, now_ms, since_ms)
 
     def _refresh(self) -> None:
         """Make the rows of what is known now, and note which have changed."""
