@@ -41,7 +41,7 @@ BROKER_SETTING = "MESSAGEBUS_BROKER"
 def main() -> NoReturn:
     """Run a command; print every expected error as one line and return its exit code."""
     if BROKER_SETTING not in os.environ:
-        cli.hint = f" ({BROKER_SETTING} is not set)"
+        cli.hint = f" ({BROKER_SETTING} is not set: localhost:5672)"
     cli.main()
 
 

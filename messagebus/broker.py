@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
-from messagebus.errors import ListInvalid
+from messagebus.errors import ConfigError, ListInvalid
+from messagebus.secret import Secret, split_address
 
 __all__ = [
     *("AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX", "WIRE_VERSION"),
-    *("Broker", "BrokerList", "ListedBroker", "is_http"),
+    *("AmqpUrl", "Broker", "BrokerList", "ListedBroker", "is_http"),
 ]
 
-AMQP_PORT = 5672
+AMQP_PORT, AMQPS_PORT = 5672, 5671
 AGENT_PORT = 8081
 # Of docs/WIRE.md: the first number changes with what an older client cannot take.
 WIRE_VERSION = "1.0"
@@ -44,14 +46,14 @@ class Broker:
         return f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str) -> Broker:
-        """Read ``host:port`` or ``host``. Raises ValueError that says what is wrong."""
-        host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+    def parse(cls, text: str, port: int = AMQP_PORT) -> Broker:
+        """Read ``host:port``, or ``host`` with this port. Raises ValueError that says what is wrong."""
+        host, colon, said = text.rpartition(":") if not text.endswith("]") else (text, "", "")
         if not colon:
-            host, port = text, str(AMQP_PORT)
+            host = text
         if not _HOST.fullmatch(host):
             raise ValueError(f"not a host name or address: {host!r}")
-        return cls(host, parse_port(port))
+        return cls(host, parse_port(said) if colon else port)
 
     def __str__(self) -> str:
         return self.name
@@ -136,6 +138,44 @@ class BrokerList:
         return cls(
             cluster=headers.get("cluster", ""), generation=generation, listed=tuple(listed.values())
         )
+
+
+class AmqpUrl(NamedTuple):
+    """What ``amqps://user:password@host:port/vhost`` says.
+
+    user, vhost: "" where it says none; so does None for password. tls: it is amqps.
+    """
+
+    broker: Broker
+    user: str
+    password: Secret | None
+    vhost: str
+    tls: bool
+
+    @classmethod
+    def parse(cls, text: str) -> AmqpUrl:
+        """Read a URL, with user, password and vhost in their percent-encoding.
+
+        Without a port it is 5672, or 5671 of amqps. A path of ``/`` alone says no vhost, as in other clients.
+        Raises ConfigError, which shows nothing of it but the scheme.
+        """
+        parts = split_address(text)
+        if parts.scheme not in ("amqp", "amqps"):
+            raise ConfigError("not an AMQP URL: amqp:// or amqps:// wanted")
+        if parts.query or parts.fragment:
+            raise ConfigError(f"{parts.scheme}://…: ? and # have no meaning, settings have names")
+        if "/" in (vhost := parts.path.removeprefix("/")):
+            raise ConfigError(f"{parts.scheme}://…: in a vhost / is %2F")
+        login, _, address = parts.netloc.rpartition("@")
+        user, colon, password = login.partition(":")
+        try:
+            broker = Broker.parse(address, AMQPS_PORT if parts.scheme == "amqps" else AMQP_PORT)
+        except ValueError:  # its text shows what may be a password
+            raise ConfigError(
+                f"{parts.scheme}://…: no host and port behind the login; in user and password @ is %40"
+            ) from None
+        secret = Secret(unquote(password)) if colon else None
+        return cls(broker, unquote(user), secret, unquote(vhost), parts.scheme == "amqps")
 
 
 def parse_port(text: str) -> int:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from messagebus.broker import Broker, is_http
+from messagebus.broker import AmqpUrl, Broker, is_http
 from messagebus.checks import raise_faults, range_faults
 from messagebus.core.redundancy import MODES, REQUIRED
 from messagebus.destination import parse_destination
@@ -43,13 +43,14 @@ NOT_SETTINGS = frozenset(
 NOT_BOTH = (
     "redundant and spool: what lies on this host's disk is on no broker; use a publisher for each"
 )
-DEFAULT_BROKER = "127.0.0.10:5672"
+# A RabbitMQ on this host, with the login that a new one has.
+DEFAULT_BROKER = "localhost:5672"
 DEFAULT_USER = "guest"
 ORDERS = ("none", "key", "partition")
 AT_MOST_ONCE_DEDUP = "dedup: without meaning with at_most_once, which never runs a message again"
 CLIENT_ID_MAX = 200
 # What is said of an address with a login in it, which is not shown.
-BROKER_FORM = "only host:port; give user, password and vhost as settings of their own"
+BROKER_FORM = "host:port, or with a login amqp://user:password@host:port/vhost"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9_-]+)*")
 
@@ -103,7 +104,9 @@ _FILES = (
 class BusConfig(_Settings):
     """Addresses of the bus, and the identity of this client.
 
-    broker: the balancer's AMQP address as ``host:port``, or that of a single RabbitMQ.
+    broker: the balancer's AMQP address as ``host:port``, or that of a single RabbitMQ; or an AMQP URL,
+        ``amqps://user:password@host:port/vhost``, which sets user, password, vhost and tls too, and of which
+        ``host:port`` stays here.
     list_urls: addresses of the consumer list, tried in turn; empty means that `broker` is the only
         broker, and the library declares queues by itself. MESSAGEBUS_LIST_URL, commas between several.
     vhost: RabbitMQ's virtual host. user_file, password_file: hold the user and the password instead;
@@ -148,7 +151,7 @@ class BusConfig(_Settings):
     tls_server_name: str = ""
 
     def __post_init__(self) -> None:
-        faults = []
+        faults = self._take_url()
         for name in _FILES:  # dials read them again, wherever the process has gone by then
             if isinstance(file := getattr(self, name), str) and file:
                 object.__setattr__(self, name, str(Path(file).absolute()))
@@ -184,6 +187,36 @@ class BusConfig(_Settings):
                 *self._tls_faults(),
             ]
         )
+
+    def _take_url(self) -> list[str]:
+        """Set the fields that a broker's URL says. Returns a line for each that says another thing."""
+        broker: object = self.broker
+        if not isinstance(broker, str) or "://" not in broker:
+            return []
+        object.__setattr__(
+            self, "broker", DEFAULT_BROKER
+        )  # no fault and no repr shows its password
+        try:
+            url = AmqpUrl.parse(broker)
+        except ConfigError as fault:
+            return [f"broker: {fault}"]
+        object.__setattr__(self, "broker", url.broker.name)
+        faults = []
+        for name, value, default in (
+            ("user", url.user or None, DEFAULT_USER),
+            ("password", url.password, Secret("guest")),
+            ("vhost", url.vhost or None, "/"),
+            ("tls", url.tls, False),
+        ):
+            own = getattr(self, name)
+            own = Secret(own) if name == "password" and isinstance(own, str) else own
+            if value is not None:
+                if own not in (default, value) or getattr(self, f"{name}_file", ""):
+                    faults.append(
+                        f"{name}: the broker's URL has another one; leave one of them out"
+                    )
+                object.__setattr__(self, name, value)
+        return faults
 
     def _client_id_faults(self) -> list[str]:
         told = str(self.client_id)

@@ -155,7 +155,7 @@ def _of_settings(environ: Mapping[str, str]) -> Iterator[Finding]:
         mine = [name for name in names if options.profiled.get(name, "the environment") == place]
         yield _well("settings", f"from {place}: {', '.join(mine)}")
     for name, means in (
-        ("BROKER", "the default is a local cluster's balancer"),
+        ("BROKER", "the default is localhost:5672"),
         ("LIST_URL", "one broker is all there is, without agents"),
     ):
         if not any(each.startswith(ENV_PREFIX + name) for each in names):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from messagebus import config
 from messagebus.broker import Broker
 from messagebus.config import Batching, BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.errors import ConfigError
@@ -79,14 +81,15 @@ def test_a_password_is_in_no_error_and_no_repr() -> None:
         {"password": ["sesame"]},
         {"password": Secret("sesame"), "heartbeat_s": "x"},
         {"password": "sesame", "heartbeat_s": -1},
-        {"broker": "amqp://bus:sesame@lb:5672"},
+        {"broker": "bus:sesame@lb:5672"},
         {"list_urls": ["htp://bus:sesame@lb/consumer-list"]},
     ]
     for values in faulty:
         with pytest.raises(ConfigError) as raised:
             BusConfig.from_mapping(values)
         assert "sesame" not in str(raised.value)
-    assert "sesame" not in repr(BusConfig.from_mapping({"password": "sesame"}))
+    for values in ({"password": "sesame"}, {"broker": "amqp://bus:sesame@lb"}):
+        assert "sesame" not in repr(BusConfig.from_mapping(values))
 
 
 @pytest.mark.parametrize("raw", [None, b"\xff\xfe"])
@@ -423,3 +426,86 @@ def test_files_of_settings_are_those_of_the_folder_where_they_were_read(
     monkeypatch.chdir("/")
     assert bus.current_password().reveal() == "sesame"
     assert bus.list_cache == f"{tmp_path}/cache/list"
+
+
+# An AMQP URL as the broker.
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("amqp://mb", ("mb:5672", "guest", "guest", "/", False)),
+        ("amqps://shop:a%2Fb%40c@mb/stag%2Fing", ("mb:5671", "shop", "a/b@c", "stag/ing", True)),
+        ("amqp://shop@[::1]:99/", ("[::1]:99", "shop", "guest", "/", False)),
+    ],
+)
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda url: BusConfig(broker=url),
+        lambda url: BusConfig.from_mapping({"broker": url}),
+        lambda url: BusConfig.from_env({"MESSAGEBUS_BROKER": url}),
+    ],
+    ids=["code", "mapping", "environment"],
+)
+def test_an_amqp_url_says_broker_login_and_tls(
+    read: Callable[[str], BusConfig], url: str, said: tuple[Any, ...]
+) -> None:
+    bus = read(url)
+    assert (bus.broker, bus.user, bus.password.reveal(), bus.vhost, bus.tls) == said
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"broker": "amqp://shop:sesame"},
+        {"broker": "amqp://shop:sesame@"},
+        {"broker": "amqp://shop:sesame@mb:sesame"},
+        {"broker": "amqp://shop:top/sesame@mb"},
+        {"broker": "amqp://shop:sesame@mb?heartbeat=5"},
+        {"broker": "amqp://shop:sesame@mb/a/b"},
+        {"broker": "amqp://shop:sesame@[::1"},
+        {"broker": "http://shop:sesame@mb"},
+        {"broker": "shop:sesame@mb"},
+        {"broker": "amqp://shop:sesame@mb", "heartbeat_s": -1},
+    ],
+)
+def test_no_fault_of_a_brokers_url_shows_its_password(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BusConfig(**settings)
+    assert "sesame" not in f"{caught.value!r}{caught.value}{caught.value.__context__}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("user", "other"),
+        ("password", "other"),
+        ("password_file", __file__),
+        ("vhost", "other"),
+        ("tls", True),
+    ],
+)
+def test_what_a_brokers_url_says_is_not_said_otherwise(key: str, value: Any) -> None:
+    url, word = "amqp://shop:sesame@mb/orders", key.removesuffix("_file")
+    with pytest.raises(ConfigError, match=f"^{word}: the broker's URL has another one"):
+        BusConfig(**{"broker": url, key: value})
+
+
+def test_the_broker_of_nothing_configured_is_a_rabbitmq_on_this_host() -> None:
+    bus = BusConfig.from_env({})
+    assert (bus.broker, bus.user, bus.list_urls) == ("localhost:5672", "guest", ())
+
+
+def test_every_field_of_every_config_has_a_converter() -> None:
+    kinds = (BusConfig, PublisherConfig, ConsumerConfig, Batching, Spool)
+    types = [each for kind in kinds for each in config._types_of(kind).values()]
+    assert len(types) > 40
+    assert [each for each in types if each not in config._CONVERTERS] == []
+    with pytest.raises(KeyError):  # not read as a text
+        config._read(Unread, {"share": "1/3"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unread:
+    """A config with a field of a type that nothing converts."""
+
+    share: complex = 0j

@@ -38,7 +38,9 @@ NOT_EXPORTED = {
 # Public in their module for its neighbours, and not for applications.
 INSIDE = {
     "messagebus.app": {"Clients"},
-    "messagebus.broker": {"AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX", "WIRE_VERSION", "is_http"},
+    "messagebus.broker": {
+        *("AGENT_PORT", "AMQP_PORT", "AmqpUrl", "LIST_BYTES_MAX", "WIRE_VERSION", "is_http"),
+    },
     "messagebus.config": {"read_secret"},
     "messagebus.consumer": {"as_dedup", "as_source", "fulfilled"},
     "messagebus.destination": {
