@@ -137,6 +137,13 @@ def ddl(database: str, table: str, drop: bool) -> int:
 @click.option("--notify", is_flag=True, help="Listen to Outbox(notify=True), too; PostgreSQL.")
 @click.option("--keys-go-on", is_flag=True, help="Rows pass a failed one of their key: no order.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve /metrics, /ready and /live there.")
+@click.option(
+    "--metrics-name",
+    "names",
+    metavar="HOST",
+    multiple=True,
+    help="Refuse requests for other hosts there, but addresses and names without a dot. Repeatable.",
+)
 def relay(
     outbox: Named,
     once: bool,
@@ -146,6 +153,7 @@ def relay(
     notify: bool,
     keys_go_on: bool,
     metrics: str | None,
+    names: tuple[str, ...],
 ) -> int:
     """Publish each committed row, and delete it after its confirm, until SIGTERM or SIGINT.
 
@@ -158,6 +166,8 @@ def relay(
     Example:
       messagebus outbox relay --metrics 127.0.0.1:9102
     """
+    if names and metrics is None:
+        raise click.UsageError("--metrics-name: of what? --metrics wanted")
     bus = bus_settings()
     config = RelayConfig(
         batch=batch,
@@ -173,10 +183,12 @@ def relay(
     # What others spool is none of the relay's: its rows wait in the database.
     publisher = replace(PublisherConfig.from_env(os.environ), spool=None)
     made = AsyncRelay(outbox.url, bus, config, table=outbox.table.name, publisher=publisher)
-    return asyncio.run(_relay(made, outbox.address.shown, once, metrics))
+    return asyncio.run(_relay(made, outbox.address.shown, once, metrics, names))
 
 
-async def _relay(made: AsyncRelay, shown: str, once: bool, metrics: str | None) -> int:
+async def _relay(
+    made: AsyncRelay, shown: str, once: bool, metrics: str | None, names: tuple[str, ...]
+) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -187,7 +199,7 @@ async def _relay(made: AsyncRelay, shown: str, once: bool, metrics: str | None) 
 
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, asked)
-    server = None if metrics is None else _serve(metrics, made)
+    server = None if metrics is None else _serve(metrics, names, made)
     try:
         await made.start(require="one")
         if sys.stderr.isatty():
@@ -215,8 +227,8 @@ async def _until_drained(made: AsyncRelay) -> None:
         pass
 
 
-def _serve(metrics: str, made: AsyncRelay) -> Any:
+def _serve(metrics: str, names: tuple[str, ...], made: AsyncRelay) -> Any:
     from messagebus.http.probes import ProbeServer, parse_address
     from messagebus.worker.health import relay_answers
 
-    return ProbeServer(parse_address(metrics), relay_answers(made))
+    return ProbeServer(parse_address(metrics), relay_answers(made), names=names)

@@ -32,6 +32,13 @@ GRACE_S_MAX = 86_400
 )
 @click.option("--health", metavar="HOST:PORT", help="Serve /ready, /live and /metrics there.")
 @click.option(
+    "--health-name",
+    "names",
+    metavar="HOST",
+    multiple=True,
+    help="Refuse requests for other hosts there, but addresses and names without a dot. Repeatable.",
+)
+@click.option(
     "--grace-s",
     type=NumberRange(min=0, max=GRACE_S_MAX),
     default=GRACE_S,
@@ -52,6 +59,7 @@ def worker(
     target: str,
     processes: int,
     health: str | None,
+    names: tuple[str, ...],
     grace_s: float,
     form: str,
     verbose: bool,
@@ -73,16 +81,22 @@ def worker(
     # Failed runs, which are warnings, are what one wants to see here.
     configure_logging(form, logging.INFO if verbose else logging.WARNING)
     address = None if health is None else parse_address(health)
+    if names and address is None:
+        raise click.UsageError("--health-name: of what? --health wanted")
     if processes == 1:
-        return _work(target, address, grace_s, parent_fd)
+        return _work(target, address, names, grace_s, parent_fd)
     command = child_command(
         target, grace_s=grace_s, verbose=verbose, form=form, shows_metrics=address is not None
     )
-    return asyncio.run(_supervise(command, processes, address, grace_s))
+    return asyncio.run(_supervise(command, processes, address, names, grace_s))
 
 
 def _work(
-    target: str, address: tuple[str, int] | None, grace_s: float, parent_fd: int | None
+    target: str,
+    address: tuple[str, int] | None,
+    names: tuple[str, ...],
+    grace_s: float,
+    parent_fd: int | None,
 ) -> int:
     parent = None
     if parent_fd is not None:
@@ -97,14 +111,18 @@ def _work(
         app.reach()
         return app
 
-    return work(loaded, grace_s=grace_s, health=address, parent=parent)
+    return work(loaded, grace_s=grace_s, health=address, health_names=names, parent=parent)
 
 
 async def _supervise(
-    command: list[str], processes: int, address: tuple[str, int] | None, grace_s: float
+    command: list[str],
+    processes: int,
+    address: tuple[str, int] | None,
+    names: tuple[str, ...],
+    grace_s: float,
 ) -> int:
     supervisor = Supervisor(command, processes, grace_s=grace_s, say=say)
-    server = None if address is None else ProbeServer(address, supervisor.ask())
+    server = None if address is None else ProbeServer(address, supervisor.ask(), names=names)
     try:
         return await supervisor.run()
     finally:

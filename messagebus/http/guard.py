@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from messagebus.broker import Broker
 from messagebus.clock import LogLimit
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ log = logging.getLogger("messagebus.http")
 
 __all__ = [
     *("Fault", "Guard", "ProgramsOnly", "Sender"),
-    *("has_bearer", "has_own_header", "is_loopback", "is_public_url"),
+    *("has_bearer", "has_own_header", "host_names", "is_loopback", "is_public_url", "names_faults"),
 ]
 
 # A page of another site that sets one asks for leave first, by a request of its own (CORS).
@@ -140,6 +141,25 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def names_faults(names: Collection[object]) -> list[str]:
+    """Return the faults of hosts by which a service is called: names or addresses without a port."""
+    return [f"names: {each!r} is no host's" for each in names if not _is_host(each)]
+
+
+def host_names(names: Collection[str]) -> Collection[str] | None:
+    """Return names of settings for a `Guard`; None where they are empty, so that any name is right."""
+    return frozenset(each.lower() for each in names) or None
+
+
+def _is_host(name: object) -> bool:
+    if not isinstance(name, str) or ":" in name:
+        return False
+    try:
+        return bool(Broker.parse(name))
+    except ValueError:
+        return False
 
 
 def is_public_url(url: str) -> bool:

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 from typing import NamedTuple
 
 from messagebus.errors import ConfigError
 from messagebus.http.connections import Bounded, Bounds, Connection, Connections
-from messagebus.http.guard import Guard, is_loopback
+from messagebus.http.guard import Guard, host_names, is_loopback, names_faults
 from messagebus.http.listening import listen, parse_listen
 
 __all__ = ["Answer", "Ask", "ProbeServer", "parse_address"]
@@ -50,7 +50,8 @@ def parse_address(text: str) -> tuple[str, int]:
 class ProbeServer:
     """HTTP server that listens until `close`. Raises ConfigError when it cannot.
 
-    ask: may be replaced at any time.
+    ask: may be replaced at any time. names: hosts by which it is called, beside addresses and names without a
+    dot; empty: any name, unless it listens on a loopback address.
     """
 
     def __init__(
@@ -58,9 +59,12 @@ class ProbeServer:
         address: tuple[str, int],
         ask: Ask,
         *,
+        names: Collection[str] = (),
         head_s: float = HEAD_S,
         write_s: float = WRITE_S,
     ) -> None:
+        if faults := names_faults(names):
+            raise ConfigError("; ".join(faults))
         self.ask = ask
         host, port = address
         self._listener = listen("health", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
@@ -71,7 +75,7 @@ class ProbeServer:
             write_s=write_s,
         )
         self._connections = Connections(bounds)
-        self._guard = Guard(is_open=is_loopback(host))
+        self._guard = Guard(is_open=is_loopback(host), names=host_names(names))
         self._ending = asyncio.Event()
         self._under_way: dict[str, asyncio.Future[Answer]] = {}  # by path
         self._loop = asyncio.new_event_loop()

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -111,6 +111,7 @@ def work(
     *,
     grace_s: float,
     health: tuple[str, int] | None = None,
+    health_names: Collection[str] = (),
     parent: Parent | None = None,
 ) -> int:
     """Run the app until SIGTERM or SIGINT. Returns the exit code.
@@ -120,7 +121,7 @@ def work(
     Threads that the application began keep the process for LEAVE_AFTER_S afterwards, not longer.
     """
     pulse = Pulse()
-    server = None if health is None else ProbeServer(health, answer_of(pulse))
+    server = None if health is None else ProbeServer(health, answer_of(pulse), names=health_names)
     try:
         made = app if isinstance(app, App) else app()
         if server is not None:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from messagebus import config
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
+from messagebus.http.guard import names_faults
 from messagebus.secret import Secret
 from messagebus.terminal import did_you_mean
 from messagebus.tls import TlsFiles
@@ -81,7 +82,7 @@ class AgentConfig:
             faults.append(f"epmd_port {self.epmd_port}: 1 to 65535")
         if self.trail_bytes and self.trail_bytes < TRAIL_BYTES_MIN:
             faults.append(f"trail_bytes {self.trail_bytes}: 0, or {TRAIL_BYTES_MIN:,} or more")
-        faults += [f"names: {each!r} is no host's" for each in self.names if not _is_host(each)]
+        faults += names_faults(self.names)
         faults += [fault for key in _ADDRESSES if (fault := self._address_fault(key))]
         faults += self._tls_faults()
         if faults:
@@ -173,15 +174,6 @@ def read_secret(key: str, path: str) -> Secret:
     if not text:
         raise ConfigError(f"{key}: {path} is empty")
     return Secret(text)
-
-
-def _is_host(name: object) -> bool:
-    if not isinstance(name, str) or ":" in name:
-        return False
-    try:
-        return bool(Broker.parse(name))
-    except ValueError:
-        return False
 
 
 def _unknown(key: str, known: set[str]) -> str:

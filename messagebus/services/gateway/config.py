@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from messagebus import Broker, BusConfig, ConfigError, PublisherConfig
 from messagebus.broker import is_http
-from messagebus.http.guard import is_loopback, is_public_url
+from messagebus.http.guard import is_loopback, is_public_url, names_faults
 from messagebus.message import BODY_BYTES_MAX
 from messagebus.terminal import did_you_mean
 
@@ -115,6 +115,8 @@ class GatewayConfig:
     browsers that may call (CORS). drain_s: between "not ready" and the end of pulls. grace_s: for leases.
     tls_client_ca_file: authority of clients' certificates, whose names stand in the file of tokens.
     url: public address where a proxy ends TLS, ``https://bus.example``; its name is a right Host.
+    names: hosts by which both ports are called, beside addresses, names without a dot and that in url; empty:
+    any name, unless the port listens on a loopback address.
     peers: name -> address of the other gateways, which get the answers to their leases.
     """
 
@@ -126,6 +128,7 @@ class GatewayConfig:
     anonymous: str = ""
     origins: tuple[str, ...] = ()
     url: str = ""
+    names: tuple[str, ...] = ()
     drain_s: float = 5.0
     grace_s: float = 25.0
     tls_cert_file: str = ""
@@ -161,6 +164,7 @@ class GatewayConfig:
         ]
         if self.url and not is_public_url(self.url):
             faults.append(f"url {self.url!r}: an origin such as https://bus.example")
+        faults += names_faults(self.names)
         faults += [
             f"peers.{name} {url!r}: http:// or https:// address of another gateway"
             for name, url in self.peers.items()
@@ -198,7 +202,11 @@ class GatewayConfig:
         ]
         faults += [
             f"{key}: a list of {what} wanted"
-            for key, kind, what in (("push", Mapping, "tables"), ("origins", str, "texts"))
+            for key, kind, what in (
+                ("push", Mapping, "tables"),
+                ("origins", str, "texts"),
+                ("names", str, "texts"),
+            )
             if not isinstance(found := given.get(key, ()), list | tuple)
             or not all(isinstance(each, kind) for each in found)
         ]
@@ -211,7 +219,8 @@ class GatewayConfig:
         if "limits" in given:
             given["limits"] = _made(Limits, given["limits"], "limits.")
         given["push"] = tuple(_made(PushConfig, each, "push.") for each in given.get("push", ()))
-        given["origins"] = tuple(given.get("origins", ()))
+        for key in ("origins", "names"):
+            given[key] = tuple(given.get(key, ()))
         return _made(cls, given, "")
 
 

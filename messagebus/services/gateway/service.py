@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from messagebus.clock import monotonic_ms
 from messagebus.http.connections import Bounds, connections_below_descriptors
-from messagebus.http.guard import Guard, ProgramsOnly, is_loopback
+from messagebus.http.guard import Guard, ProgramsOnly, host_names, is_loopback
 from messagebus.http.listening import Tls, listen, parse_listen
 from messagebus.http.server import Server
 from messagebus.services.gateway.clients import Bus, Publishers, RealBus
@@ -193,9 +193,10 @@ class Gateway:
             return Response(text, media_type=CONTENT_TYPE_LATEST)
 
         host, _port = parse_listen(self._config.admin)
+        guard = Guard(is_open=is_loopback(host), names=host_names(self._config.names))
         return Starlette(
             routes=[Route("/livez", live), Route("/readyz", ready), Route("/metrics", metrics)],
-            middleware=[Middleware(ProgramsOnly, Guard(is_open=is_loopback(host)))],
+            middleware=[Middleware(ProgramsOnly, guard)],
         )
 
 

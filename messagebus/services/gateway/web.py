@@ -36,7 +36,7 @@ from messagebus import (
 from messagebus.clock import monotonic_ms
 from messagebus.http.allowance import Places
 from messagebus.http.connections import source_of
-from messagebus.http.guard import Guard, Sender, has_bearer, has_own_header
+from messagebus.http.guard import Guard, Sender, has_bearer, has_own_header, host_names
 from messagebus.http.server import NAMES, ROOM
 from messagebus.integrations import cloudevents
 from messagebus.message import BODY_BYTES_MAX
@@ -193,7 +193,12 @@ class _Web:
     def __init__(self, parts: Parts) -> None:
         self._parts, self._limits = parts, parts.config.limits
         config = parts.config
-        self._guard = Guard(url=config.url, origins=config.origins, is_open=bool(config.anonymous))
+        self._guard = Guard(
+            url=config.url,
+            origins=config.origins,
+            is_open=bool(config.anonymous),
+            names=host_names(config.names),
+        )
         self._replays = Replays()
         self._large_turns = asyncio.Semaphore(self._limits.large_turns)
 

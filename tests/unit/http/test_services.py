@@ -125,6 +125,23 @@ async def worker() -> AsyncIterator[Service]:
         server.close()
 
 
+@contextlib.asynccontextmanager
+async def gateways_health_on_all_addresses() -> AsyncIterator[Service]:
+    async with gateway_on(MemoryBus(), admin="0.0.0.0:0", names=["gateway.example"]) as served:
+        _, port = address_of(served.gateway.admin_url)
+        yield Service(("127.0.0.1", port), "/livez", "/metrics")
+
+
+@contextlib.asynccontextmanager
+async def worker_on_all_addresses() -> AsyncIterator[Service]:
+    live = Answer(200, "text/plain", b"live\n")
+    server = ProbeServer(("0.0.0.0", 0), lambda _path: live, names=["Worker.example"])
+    try:
+        yield Service(("127.0.0.1", server.port), "/live", "/metrics")
+    finally:
+        server.close()
+
+
 async def send(service: Service, first: bytes, more: bytes = b"", times: int = 0) -> None:
     """Open a connection, send this, and then more and more until it is closed."""
     with contextlib.suppress(OSError):
@@ -140,9 +157,8 @@ async def send(service: Service, first: bytes, more: bytes = b"", times: int = 0
             writer.transport.abort()
 
 
-SERVICES = pytest.mark.parametrize(
-    "service", [gateway, gateways_health, monitor, agent, worker], ids=lambda f: f.__name__
-)
+ALL = [gateway, gateways_health, monitor, agent, worker]
+SERVICES = pytest.mark.parametrize("service", ALL, ids=lambda f: f.__name__)
 ATTACKS: dict[str, tuple[int, bytes, bytes, int]] = {
     "connections without a byte": (CONNECTIONS, b"", b"", 0),
     "whole requests, then nothing": (CONNECTIONS, HEAD + b"\r\n", b"", 0),
@@ -206,7 +222,11 @@ PAGES = {
 
 @pytest.mark.guarantee("pages-of-others-do-nothing")
 @pytest.mark.parametrize("sender", PAGES, ids=lambda text: text)
-@SERVICES
+@pytest.mark.parametrize(
+    "service",
+    [*ALL, gateways_health_on_all_addresses, worker_on_all_addresses],
+    ids=lambda f: f.__name__,
+)
 async def test_no_page_of_another_site_reads_what_programs_read(
     service: Callable[[], contextlib.AbstractAsyncContextManager[Service]], sender: str
 ) -> None:
@@ -220,3 +240,22 @@ async def test_no_page_of_another_site_reads_what_programs_read(
             line = await reader.readline()
         writer.transport.abort()
     assert int(line.split()[1]) in codes
+
+
+@pytest.mark.parametrize(
+    ("service", "name"),
+    [
+        (gateways_health_on_all_addresses, "gateway.example"),
+        (worker_on_all_addresses, "worker.EXAMPLE:9102"),
+    ],
+)
+async def test_a_health_port_on_all_addresses_answers_by_the_names_of_its_settings(
+    service: Callable[[], contextlib.AbstractAsyncContextManager[Service]], name: str
+) -> None:
+    async with service() as served:
+        reader, writer = await asyncio.open_connection(*served.address)
+        writer.write(f"GET {served.shows} HTTP/1.1\r\nHost: {name}\r\n\r\n".encode())
+        async with asyncio.timeout(WITHIN_S):
+            line = await reader.readline()
+        writer.transport.abort()
+    assert b" 200 " in line
