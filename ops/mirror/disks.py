@@ -46,6 +46,35 @@ def create(view: MirrorView, *, skip_sync: bool, erase: Mapping[str, str], agent
             commands=(kits.ops(view.file, "drbd", "install", name),),
         ),
         Step(name="load DRBD", commands=on(both, commands.load_module())),
+        *_metadata_made(view, erase),
+        Step(
+            name="connect the two",
+            commands=on(both, commands.adjust(name)),
+            until="both are connected",
+            check=_is_connected(view, home),
+            within_s=CONNECT_WITHIN_S,
+        ),
+        *(_declared_alike(view, home) if skip_sync else _copied_from(view, home)),
+        *_mounted(view, home),
+        *((state_brought(view, home),) if agent else ()),
+        Step(
+            name=f"bring {mirror.address or 'no address'} to {home.name}",
+            commands=on([home], hosts.address("take", mirror.address)) if mirror.address else (),
+        ),
+        Step(
+            name="wait until both disks are alike",
+            until="both copies are good",
+            check=view.is_whole(home),
+            within_s=COPY_WITHIN_S,
+        ),
+    )
+    return Plan(name=f"drbd create {name}", steps=steps)
+
+
+def _metadata_made(view: MirrorView, erase: Mapping[str, str]) -> tuple[Step, ...]:
+    """Return the steps that give both disks to DRBD. erase: as of `create`."""
+    mirror, both = view.mirror, view.hosts
+    return (
         *(
             Step(
                 name=f"erase what is on {host.name}:{mirror.disk}",
@@ -66,21 +95,20 @@ def create(view: MirrorView, *, skip_sync: bool, erase: Mapping[str, str], agent
         *(
             Step(
                 name=f"make DRBD's metadata on {host.name}",
-                commands=on([host], commands.create_metadata(name)),
+                commands=on([host], commands.create_metadata(mirror.name)),
                 done=_has_metadata(view, host),
                 guard=_holds(view, host),
                 is_final=True,
             )
             for host in both
         ),
-        Step(
-            name="connect the two",
-            commands=on(both, commands.adjust(name)),
-            until="both are connected",
-            check=_is_connected(view, home),
-            within_s=CONNECT_WITHIN_S,
-        ),
-        *(_declared_alike(view, home) if skip_sync else _copied_from(view, home)),
+    )
+
+
+def _mounted(view: MirrorView, home: Host) -> tuple[Step, ...]:
+    """Return the steps that make a file system on the mirror, and mount it on its home."""
+    mirror = view.mirror
+    return (
         Step(
             name=f"make a file system on {mirror.device}",
             commands=on([home], hosts.make_file_system(mirror.device)),
@@ -94,19 +122,7 @@ def create(view: MirrorView, *, skip_sync: bool, erase: Mapping[str, str], agent
             ),
             done=lambda: view.succeeds(home, hosts.is_mounted(mirror.mount)),
         ),
-        *((state_brought(view, home),) if agent else ()),
-        Step(
-            name=f"bring {mirror.address or 'no address'} to {home.name}",
-            commands=on([home], hosts.address("take", mirror.address)) if mirror.address else (),
-        ),
-        Step(
-            name="wait until both disks are alike",
-            until="both copies are good",
-            check=view.is_whole(home),
-            within_s=COPY_WITHIN_S,
-        ),
     )
-    return Plan(name=f"drbd create {name}", steps=steps)
 
 
 def _declared_alike(view: MirrorView, home: Host) -> tuple[Step, ...]:

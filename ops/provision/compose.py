@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -208,25 +208,37 @@ def _prometheus(names: list[str]) -> dict[str, object]:
 
 
 def _services(names: list[str], image: str) -> dict[str, object]:
-    def started(*services: str) -> dict[str, object]:
-        return {each: {"condition": "service_started"} for each in services}
-
     ours = {"image": image, "restart": "always", "read_only": True, "tmpfs": ["/tmp"]}
-    services: dict[str, object] = {}
-    for name in names:
-        services[name] = {
+    services = {service: about for name in names for service, about in _broker(name, ours).items()}
+    services |= _entries(names, ours) | _monitoring()
+    return {
+        "name": "messagebus",
+        "services": services,
+        "volumes": {name: {} for name in names},
+        "secrets": {name: {"file": f"./secrets/{name}"} for name in ("bus", "grafana")},
+    }
+
+
+def _started(*services: str) -> dict[str, object]:
+    return {each: {"condition": "service_started"} for each in services}
+
+
+def _broker(name: str, ours: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Return a broker and its agent. ours: what the services of our own image have in common."""
+    return {
+        name: {
             "image": IMAGES["rabbitmq"],
             "hostname": name,
             "restart": "always",
             "environment": {"RABBITMQ_NODENAME": f"{name}@localhost"},
             "volumes": [f"./{name}/rabbitmq:{RABBIT_ETC}:ro", f"{name}:/var/lib/rabbitmq"],
             "stop_grace_period": "2m",
-        }
-        services[f"{name}-agent"] = {
+        },
+        f"{name}-agent": {
             **ours,
             "command": ["-v", "agent", "--config", f"{ETC}/agent.toml"],
             "network_mode": f"service:{name}",
-            "depends_on": started(name),
+            "depends_on": _started(name),
             # It syncs the broker's files, and keeps its own, which belong to two other users.
             "user": "0:0",
             "cap_drop": ["ALL"],
@@ -236,51 +248,55 @@ def _services(names: list[str], image: str) -> dict[str, object]:
                 f"{name}:/var/lib/rabbitmq:ro",
                 f"./{name}/state:{STATE}",
             ],
-        }
-    services["lb"] = {
+        },
+    }
+
+
+def _entries(names: list[str], ours: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Return what applications and people connect to: balancer, gateway and monitor."""
+    balancer: dict[str, object] = {
         "image": IMAGES["haproxy"],
         "restart": "always",
-        "depends_on": started(*names),
+        "depends_on": _started(*names),
         "ports": ["127.0.0.1:5672:5672", "127.0.0.1:8081:8081", "127.0.0.1:8404:8404"],
         "volumes": ["./lb/haproxy.cfg:/usr/local/etc/haproxy/haproxy.cfg:ro"],
     }
-    services["gateway"] = {
+    gateway: dict[str, object] = {
         **ours,
         "command": ["-v", "gateway", "--config", f"{ETC}/gateway.toml"],
-        "depends_on": started("lb"),
+        "depends_on": _started("lb"),
         "ports": ["127.0.0.1:8080:8080"],
         "volumes": [f"./{each}:{ETC}/{each}:ro" for each in ("gateway.toml", "tokens.toml")],
         "secrets": ["bus"],
         "stop_grace_period": "1m",
     }
-    services["monitor"] = {
+    monitor: dict[str, object] = {
         **ours,
         "command": ["-v", "monitor", "--config", f"{ETC}/monitor.toml"],
-        "depends_on": started("lb"),
+        "depends_on": _started("lb"),
         "ports": ["127.0.0.1:8085:8085"],
         "volumes": [f"./monitor.toml:{ETC}/monitor.toml:ro"],
         "tmpfs": ["/tmp", f"{STATE}:mode=1777"],
         "secrets": ["bus"],
     }
-    services["prometheus"] = {
+    return {"lb": balancer, "gateway": gateway, "monitor": monitor}
+
+
+def _monitoring() -> dict[str, dict[str, object]]:
+    sources = "/etc/grafana/provisioning/datasources"
+    prometheus: dict[str, object] = {
         "image": IMAGES["prometheus"],
         "ports": ["127.0.0.1:9090:9090"],
         "volumes": ["./prometheus:/etc/prometheus:ro"],
     }
-    sources = "/etc/grafana/provisioning/datasources"
-    services["grafana"] = {
+    grafana: dict[str, object] = {
         "image": IMAGES["grafana"],
         "environment": {"GF_SECURITY_ADMIN_PASSWORD__FILE": "/run/secrets/grafana"},
         "secrets": ["grafana"],
         "ports": ["127.0.0.1:3000:3000"],
         "volumes": [f"./grafana/messagebus.yml:{sources}/messagebus.yml:ro"],
     }
-    return {
-        "name": "messagebus",
-        "services": services,
-        "volumes": {name: {} for name in names},
-        "secrets": {name: {"file": f"./secrets/{name}"} for name in ("bus", "grafana")},
-    }
+    return {"prometheus": prometheus, "grafana": grafana}
 
 
 def _json(value: object) -> str:

@@ -121,8 +121,11 @@ class Service:
             peers=self._peers,
             lists=self.lists,
         )
-        self.expiry = Expiry(
-            me=config.address.name,
+        self.expiry = self._expiry(uses)
+
+    def _expiry(self, uses: Uses) -> Expiry:
+        return Expiry(
+            me=self._config.address.name,
             uses=uses,
             upkeep=self.upkeep,
             topology=self.topology,
