@@ -43,7 +43,8 @@ from messagebus.services.agent.web import observe
 from messagebus.services.agent.web.login import Login
 from messagebus.services.agent.web.metrics import Figure, Metrics, figures_of_mirror, mirror_of
 from messagebus.services.agent.web.observe import Observer
-from messagebus.services.agent.web.routes import Parts, application
+from messagebus.services.agent.web.parts import Parts
+from messagebus.services.agent.web.routes import application
 from messagebus.services.agent.web.tap import Taps
 from messagebus.services.agent.web.trail import Trail
 

@@ -34,11 +34,12 @@ from messagebus.services.agent.topology.register import (
     Snapshot,
 )
 from messagebus.services.agent.topology.store import entry_to_json, snapshot_to_json
-from messagebus.services.agent.web import login, observe, routes
+from messagebus.services.agent.web import list_routes, login, observe, requests, rights, routes
 from messagebus.services.agent.web.login import Login
 from messagebus.services.agent.web.metrics import Figure, Metrics
 from messagebus.services.agent.web.observe import Observer
-from messagebus.services.agent.web.routes import Parts, application
+from messagebus.services.agent.web.parts import Parts
+from messagebus.services.agent.web.routes import application
 from messagebus.topology import Wanted
 from tests.support.eventually import eventually_async
 
@@ -636,7 +637,7 @@ async def test_who_has_a_list_is_known_to_it_by_the_longest_name_too(
 
 async def test_a_generation_that_nobody_can_have_applied_is_not_believed(rig: Rig) -> None:
     rig.serve(17)
-    margin = routes.APPLIED_AHEAD_MAX
+    margin = list_routes.APPLIED_AHEAD_MAX
     for client, applied in (("real", 17 + margin), ("forged", 18 + margin), ("evil", 10**17)):
         params: dict[str, str | int] = {"client": client, "applied": applied}
         served = await rig.http.get("/consumer-list", params=params, auth=USER)
@@ -658,14 +659,14 @@ def proof(to: str = "a:5672", token: str = "token") -> TokenProof:
 
 @pytest.mark.guarantee("slow-connections-are-bounded")
 async def test_bodies_of_made_up_proofs_that_hold_back_their_end_are_bounded(rig: Rig) -> None:
-    part, go_on = b"x" * (routes.BODY_BYTES_MAX - 1), asyncio.Event()
+    part, go_on = b"x" * (requests.BODY_BYTES_MAX - 1), asyncio.Event()
 
     async def body() -> AsyncIterator[bytes]:
         yield part
         await go_on.wait()
 
     made_up = {"Authorization": 'MB-Proof nonce="0", ask="0", to="", proof="0"'}
-    of_source = routes.UNPROVEN_BYTES_MAX // 2 // len(part)
+    of_source = rights.UNPROVEN_BYTES_MAX // 2 // len(part)
     async with asyncio.TaskGroup() as group:
         held = [
             group.create_task(rig.http.post("/drain", content=body(), headers=made_up))
