@@ -85,18 +85,30 @@ class Arriving:
 
 
 class LargeTurn:
-    """Turn of a large body, by turns of its principal and of the process; the first wait is for its own."""
+    """Turn of a large body, by turns of its principal and of the process; the first wait is for its own.
 
-    def __init__(self, own: asyncio.Semaphore, every: asyncio.Semaphore) -> None:
-        self._own, self._every = own, every
+    request_s: time for the whole request to arrive. Half of it may pass before its turn, so that the answer
+    comes before the connection is closed.
+    """
+
+    def __init__(self, own: asyncio.Semaphore, every: asyncio.Semaphore, request_s: float) -> None:
+        self._own, self._every, self._wait_s = own, every, request_s / 2
 
     async def __aenter__(self) -> None:
-        await self._own.acquire()
+        """Wait for the turn. Raises Problem 503 when others have all turns for too long."""
         try:
-            await self._every.acquire()
-        except BaseException:
-            self._own.release()
-            raise
+            async with asyncio.timeout(self._wait_s):
+                await self._own.acquire()
+                try:
+                    await self._every.acquire()
+                except BaseException:
+                    self._own.release()
+                    raise
+        except TimeoutError:
+            detail = f"other bodies above {LARGE_BYTES:,} bytes arrive; no turn within {self._wait_s:g} s"
+            raise Problem(
+                503, detail, outcome="not sent", retry=True, retry_after_s=self._wait_s
+            ) from None
 
     async def __aexit__(self, *_: object) -> None:
         self._every.release()

@@ -295,7 +295,7 @@ class _Web:
         return json_response(found, 201)
 
     def _large(self, principal: Principal) -> LargeTurn:
-        return LargeTurn(principal.large, self._large_turns)
+        return LargeTurn(principal.large, self._large_turns, self._limits.request_s)
 
     async def _small(self, request: Request, principal: Principal) -> bytes:
         """Read a body that says no length, or a small one; a large one takes its turn."""

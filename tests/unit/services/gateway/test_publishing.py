@@ -805,6 +805,48 @@ async def test_bodies_that_hold_back_their_end_are_bounded_together_for_each_pri
 
 
 @pytest.mark.guarantee("slow-connections-are-bounded")
+@pytest.mark.parametrize(
+    ("path", "media"),
+    [
+        ("/v1/topics/orders/messages", "text/plain"),
+        (BATCH, "application/x-ndjson"),
+        (f"{BATCH}?whole=1", "application/x-ndjson"),
+        (BATCH, "application/cloudevents-batch+json"),
+    ],
+)
+async def test_a_large_body_that_gets_no_turn_in_time_is_answered_and_may_be_sent_again(
+    path: str, media: str, tmp_path: Path
+) -> None:
+    names = ("shop", "other", "third")
+    entries = [token_entry(name, name, publish=["orders"]) for name in names]
+    file = write_tokens(tmp_path / "tokens.toml", *entries)
+    large = b"x" * 2 * LARGE_BYTES
+    head = (
+        f"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Length: {len(large)}\r\n"
+    )
+    limits = {"large_bytes_max": 4 * BODY_BYTES_MAX, "request_s": 10}
+    async with gateway_on(make_bus(), tokens_file=str(file), limits=limits) as served:
+        people = served.gateway._people.by_name()
+        held = [
+            await served.connect(f"{head}Authorization: Bearer {name}\r\n\r\n".encode() + b"x")
+            for name in names[:2] * 2
+        ]
+        await eventually_async(
+            lambda: all(people[name].large.locked() for name in names[:2]), within_s=60
+        )
+        answer = await served.http.post(
+            path, content=large, headers={"authorization": "Bearer third", "content-type": media}
+        )
+        assert answer.status_code == 503, answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+        for _, writer in held:
+            writer.close()
+        await eventually_async(lambda: not people["shop"].large.locked(), within_s=60)
+        again = await served.publish(large, authorization="Bearer third")
+        assert again.status_code == 201
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
 async def test_large_bodies_that_hold_back_their_end_keep_no_other_principal_out(
     tmp_path: Path,
 ) -> None:
