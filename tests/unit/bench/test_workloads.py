@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import pytest
@@ -31,12 +30,6 @@ def result_of_line(profile: Profile, p50: float) -> dict[str, Any]:
     }
 
 
-def test_every_line_of_the_matrix_has_its_profile() -> None:
-    profiles = [profile_of(name) for name in tables.MATRIX_PROFILES]
-    assert [step.name for step in tables.matrix_steps(profiles)] == list(tables.MATRIX_PROFILES)
-    assert {profile.time.measured_s for profile in profiles} == {30}
-
-
 def test_percentiles_that_the_count_does_not_support_are_dashes() -> None:
     profile = profile_of("latency-256")
     told = tables.MATRIX.told({"latency-256": result_of_line(profile, 5.0)})
@@ -45,16 +38,6 @@ def test_percentiles_that_the_count_does_not_support_are_dashes() -> None:
     assert uncorrected.split()[1] == "uncorrected"
     assert corrected.split()[-7:] == ["5", NONE, "10", *[NONE] * 4]
     assert head.split()[-1] == "p100"
-
-
-def test_fan_in_is_the_same_load_on_more_brokers() -> None:
-    steps = tables.fan_in_steps(profile_of("fan-in"), part=10)
-    assert [step.profile.system.brokers for step in steps] == list(tables.BROKERS)
-    assert len({str(step.profile.load) for step in steps}) == 1
-    found = {step.name: result_of_line(step.profile, 1.0) for step in steps}
-    figures = {each.id: each.value for each in tables.FAN_IN.figures(found, "again")}
-    assert figures["measure.fan_in.8_brokers.client_cpu_us"] == 1000.0
-    assert len(tables.FAN_IN.told(found).rows) == len(steps)
 
 
 def test_repetitions_are_whole_rounds_and_figures_their_medians() -> None:
@@ -118,16 +101,6 @@ def result_of_arm(profile: Profile, *, measure: str = "confirm") -> dict[str, An
     }
 
 
-def test_paced_comes_before_full_on_the_same_start_of_a_system() -> None:
-    systems = [step.profile.system for step in arms()]
-    changes = sum(a != b for a, b in itertools.pairwise(systems))
-    assert changes == len(tables.ARMS) - 1
-    assert [step.name for step in arms()][:2] == [
-        "messagebus-1-fsync-paced",
-        "messagebus-1-fsync-full",
-    ]
-
-
 def test_every_line_says_what_is_on_disk_and_what_a_confirm_means() -> None:
     found = {step.name: result_of_arm(step.profile) for step in arms()}
     head, *told = tables.PEERS.told(found).lines(200)
@@ -142,13 +115,6 @@ def test_what_was_not_run_or_is_not_measured_is_a_dash_or_no_line() -> None:
     told = tables.PEERS.told({java.name: result_of_arm(java.profile, measure="service")})
     _head, line, *_ = told.lines(200)
     assert line.split() == ["perf-test", "1", "yes", *[NONE] * 4, "1.5", "20", NONE, NONE]
-
-
-def test_a_figure_of_every_rate_and_every_latency() -> None:
-    found = {step.name: result_of_arm(step.profile) for step in arms()}
-    figures = {each.id: each.value for each in tables.PEERS.figures(found, "again")}
-    assert figures["measure.peers.kafka_1_page_cache.rate"] == 1234.0
-    assert figures["measure.peers.artemis_cluster_3_fsync.confirm_p99_ms"] == 20.0
 
 
 def test_repetitions_of_all_systems_are_whole_rounds_too() -> None:
@@ -190,16 +156,6 @@ def results_of_seed(repeat: int, base: Profile = BASE) -> dict[str, dict[str, An
     }
 
 
-@pytest.mark.parametrize("name", ["seed-s1", "seed-s2"])
-def test_the_predecessors_load_is_that_of_the_profile(name: str) -> None:
-    profile = profile_of(name)
-    assert profile.load.publishers == 50
-    assert profile.load.consumers == (50 if name == "seed-s2" else 0)
-    assert profile.messages.size == 1024
-    full = [step for step in predecessor.steps(profile, 1) if step.profile.load.window == 50]
-    assert {step.profile.as_json()["load"]["schedule"]["count"] for step in full} == {10_000}
-
-
 def test_both_sides_take_turns_and_each_goes_first() -> None:
     steps = predecessor.steps(BASE, 2)
     sides = [step.profile.system.name for step in steps if step.name.startswith("2")]
@@ -218,16 +174,6 @@ def test_ratios_are_of_standalone_over_native_within_each_repetition() -> None:
     assert figures["measure.seed_s1.n2_w50.confirmed_ratio"].samples == (2.0, 2.0, 2.0)
     assert figures["measure.seed_s1.n3_w1.confirmed_ratio"].value == 3.0
     assert "2.38" in figures["measure.seed_s1.n2_w50.confirmed_ratio"].what
-
-
-def test_costs_are_compared_the_other_way_round() -> None:
-    """One takes a tenth of a second for a thousand messages, the other two tenths for half of them."""
-    figures = {
-        each.id: each for each in predecessor.figures("seed-s1", results_of_seed(3), "again")
-    }
-    assert figures["measure.seed_s1.n2_w50.broker_cpu_standalone"].value == 500.0
-    assert figures["measure.seed_s1.n2_w50.broker_cpu_native"].value == 2000.0
-    assert figures["measure.seed_s1.n2_w50.broker_cpu_ratio"].samples == (4.0, 4.0, 4.0)
 
 
 def test_what_is_told_has_the_predecessors_number_beside() -> None:
@@ -304,17 +250,6 @@ def test_whatever_the_tries_say_the_search_ends_and_its_answer_has_held_twice(
         assert sum(bool(each.fault) for each in held) < 2
 
 
-def test_one_failure_is_tried_again_before_it_counts() -> None:
-    search = Knee(first=100, top=100)
-    assert search.next_rate() == 100
-    search.note(100, FAULT)
-    assert search.next_rate() == 100
-    for _ in range(2):
-        search.note(100)
-    assert search.next_rate() is None
-    assert search.held == 100
-
-
 def test_an_answer_that_fails_when_it_is_tried_again_is_none() -> None:
     search = Knee(first=100, top=200)
     search.note(100)
@@ -326,12 +261,6 @@ def test_an_answer_that_fails_when_it_is_tried_again_is_none() -> None:
     rate = search.next_rate()
     assert rate is not None
     assert 100 < rate < 200
-
-
-def test_a_system_that_takes_everything_is_told_as_one_whose_knee_was_not_found() -> None:
-    search = Knee(first=100, top=1000)
-    assert searched(search, 1e9) == [100, 200, 400, 800, 1000, 1000]
-    assert search.told(20) == "at least 1,000/s with p99 within 20 ms: no knee was found below it"
 
 
 @pytest.mark.parametrize("first", [64, 6400])

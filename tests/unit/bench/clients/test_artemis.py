@@ -19,7 +19,6 @@ from bench.clients.artemis import (
     Sender,
     broker_xml,
     durability,
-    frame,
     parse,
 )
 from bench.errors import BenchError
@@ -57,12 +56,6 @@ def test_every_topic_is_an_address_with_a_queue_for_every_subscription() -> None
         "load0": ["load0.sink0", "load0.sink1"],
         "load1": ["load1.sink0", "load1.sink1"],
     }
-
-
-def test_all_it_writes_is_below_its_own_folder() -> None:
-    folders = [each.text or "" for each in core() if each.tag.endswith("-directory")]
-    assert len(folders) == 4
-    assert all(each.startswith("/own/") for each in folders)
 
 
 def test_durability_decides_whether_the_journal_is_synced_and_is_said() -> None:
@@ -120,18 +113,6 @@ def test_it_does_not_matter_where_the_bytes_are_cut(
 def test_of_a_header_that_comes_twice_the_first_counts() -> None:
     frames, _ = parse(b"MESSAGE\nreceipt:1\nreceipt:2\n\n\x00")
     assert frames[0].headers[b"receipt"] == b"1"
-
-
-def test_a_colon_in_a_value_is_escaped() -> None:
-    made = frame("SUBSCRIBE", {"destination": "load0::load0.sink0"})
-    assert made == b"SUBSCRIBE\ndestination:load0\\c\\cload0.sink0\n\n\x00"
-
-
-def test_what_is_written_can_be_read() -> None:
-    made = frame("SEND", {"receipt": "3", "content-length": "3"}, b"\x00\n:")
-    assert parse(made)[0] == [
-        Frame(b"SEND", {b"receipt": b"3", b"content-length": b"3"}, b"\x00\n:")
-    ]
 
 
 class FakeLink(Link):

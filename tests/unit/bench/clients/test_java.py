@@ -8,7 +8,7 @@ import click
 import pytest
 
 from bench.clients import java
-from bench.clients.java import PACKAGES, Node, Package, fetch, hosts, pom
+from bench.clients.java import PACKAGES, Package, fetch, hosts
 from bench.errors import BenchError
 
 TWO = Package("two", "1.0", ("org.one:one:1.0", "org.two:two_2.13:2.0"))
@@ -29,14 +29,6 @@ def maven_says(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
         return real(["sh", "-c", script, "sh", argv[-1].partition("=")[2]], **options)
 
     monkeypatch.setattr("subprocess.run", run)
-
-
-def test_a_pom_is_nothing_but_the_dependencies() -> None:
-    text = pom(TWO)
-    assert text.count("<dependency>") == 2
-    assert (
-        "<groupId>org.two</groupId><artifactId>two_2.13</artifactId><version>2.0</version>" in text
-    )
 
 
 def test_what_is_whole_is_fetched_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +69,3 @@ def test_the_command_knows_every_package() -> None:
 def test_every_node_has_an_address_of_its_own_that_no_local_cluster_has() -> None:
     assert hosts("127.0.80", 3) == ["127.0.80.201", "127.0.80.202", "127.0.80.203"]
     assert hosts("127.0.80", java.NODES_MAX)[-1] == "127.0.80.209"
-
-
-def test_a_node_is_named_by_what_its_clients_connect_to() -> None:
-    node = Node(2, "127.0.0.202", (9092, 9093), ("-version",))
-    assert (node.name, node.broker) == ("node-2", "127.0.0.202:9092")

@@ -9,7 +9,6 @@ from bench.clients.kafka import (
     SERVERS,
     durability,
     in_sync,
-    partitions,
     partitions_of,
     producer_options,
     properties,
@@ -53,22 +52,11 @@ def test_what_a_confirm_means_is_said_with_its_copies() -> None:
     assert "not fsynced" in durability(of_system(brokers=3, durability="page-cache"))
 
 
-def test_there_is_a_partition_for_every_node_and_every_consumer() -> None:
-    assert partitions(of_system(brokers=1)) == 3
-    assert partitions(of_system(brokers=5)) == 5
-
-
 WHERE = Where("publisher-0", "load0", "", {SERVERS: "127.0.0.201:9092"})
 
 
 def profile(topics: int = 1, **load: Any) -> Profile:
     return profile_with(load, system={"name": "kafka"}, messages={"topics": topics})
-
-
-def test_a_confirm_is_of_all_copies_and_a_retry_doubles_nothing() -> None:
-    options = producer_options(profile(), WHERE)
-    assert (options["acks"], options["enable.idempotence"]) == ("all", True)
-    assert options["bootstrap.servers"] == "127.0.0.201:9092"
 
 
 def test_it_batches_as_it_does_by_itself_unless_the_profile_says_how_many() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.clients import messagebus as module
-from bench.clients.messagebus import consumer_config, publisher_config
+from bench.clients.messagebus import publisher_config
 from bench.clients.ways import Order, check, content_of
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Linked, Where
@@ -114,13 +114,6 @@ async def test_each_message_has_its_end_and_its_rows(memory: MemoryBus, tmp_path
     assert [row["ack"] for row in events.delivered] == ["acked"] * 9
 
 
-async def test_a_load_may_have_no_rows(memory: MemoryBus) -> None:
-    ends = await sent(module.Sender(profile(), Where("p", "t", "", ENV)), 3)
-    assert [end.outcome for end in ends] == [CONFIRMED] * 3
-    deliveries = await taken(module.Receiver(profile(), Where("c", "t", "a", ENV)), 3)
-    assert len(deliveries) == 3
-
-
 def test_what_is_measured_is_a_kilobyte_that_fits_its_type() -> None:
     message = content_of(bench_task(typed=True))
     assert isinstance(message, Message)
@@ -135,12 +128,6 @@ def test_a_batch_is_asked_for_by_destination() -> None:
     assert config.batch["figures"].count_max == 16
     assert config.window == 50
     assert config.backlog_messages_max >= 50 * 16
-
-
-def test_prefetch_counts_batches() -> None:
-    config = consumer_config(bench_task(window=10_000, batch=50).profile.load)
-    assert (config.prefetch, config.handed_out_max) == (200, 10_000)
-    assert consumer_config(bench_task(window=1000).profile.load).prefetch == 1000
 
 
 def test_one_outcome_that_is_not_confirmed_spoils_the_turn() -> None:

@@ -94,37 +94,6 @@ def test_everything_that_was_handed_over_ends_once() -> None:
     assert asyncio.run(work()) == list(range(10))
 
 
-@pytest.mark.parametrize("window", [1, 5])
-def test_at_full_speed_it_publishes_one_by_one(window: int) -> None:
-    client = Blocks()
-
-    async def work() -> None:
-        sender = ThreadedSender(lambda: client, window)
-        await sender.open()
-        await sender.publish(b"x", 7)
-        assert len(client.keys) == 7
-        client.outcome = UNKNOWN
-        with pytest.raises(BenchError, match="publish 7 was not confirmed"):
-            await sender.publish(b"x", 7)
-        await sender.close(30)
-
-    asyncio.run(work())
-
-
-def test_a_message_keeps_its_key() -> None:
-    client = Blocks()
-
-    async def work() -> None:
-        sender = ThreadedSender(lambda: client, window=2)
-        await sender.open()
-        for key in ("k0", ""):
-            await sender.send(0, b"x", key)
-        await sender.close(30)
-
-    asyncio.run(work())
-    assert client.keys == ["k0", ""]
-
-
 def test_what_has_no_answer_at_the_end_is_unknown() -> None:
     client = Blocks(lets=False)
 
@@ -147,19 +116,3 @@ def test_one_that_cannot_connect_says_why() -> None:
         asyncio.run(ThreadedSender(refuse, window=1).open())
     with pytest.raises(BenchError, match="refused"):
         asyncio.run(ThreadedReceiver(refuse).open())
-
-
-def test_what_arrives_is_taken_in_order() -> None:
-    client = Blocks()
-    client.bodies = [b"1", b"2"]
-
-    async def work() -> list[bytes]:
-        receiver = ThreadedReceiver(lambda: client)
-        await receiver.open()
-        found: list[bytes] = []
-        while len(found) < 2:
-            found += [each.body for each in await receiver.take(0.1)]
-        await receiver.close()
-        return found
-
-    assert asyncio.run(work()) == [b"1", b"2"]
