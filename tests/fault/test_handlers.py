@@ -306,7 +306,7 @@ def test_ctrl_c_ends_a_process_whose_handler_never_returns_and_its_message_comes
     assert run.seen == {message_id: [1]}
 
 
-@pytest.mark.guarantee("endless-handler")
+@pytest.mark.guarantee("endless-handler", "slow-handler-stops-no-heartbeats")
 def test_a_handler_that_never_returns_stops_no_heartbeats(broken: LocalCluster, topic: str) -> None:
     bus = bus_config(broken, heartbeat_s=2)
     publish(bus, topic, 20)

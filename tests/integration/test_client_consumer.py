@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -28,9 +27,6 @@ READY_WITHIN_S = 60.0
 NOTHING_WITHIN_S = 1.0
 EACH = 30
 HANDED_OUT_MAX = 10
-# RabbitMQ ends a connection that is silent for two intervals.
-HEARTBEAT_S = 1
-SLOW_FOR_S = 5.0
 
 
 @pytest.mark.guarantee("ack-to-its-own-link")
@@ -89,38 +85,6 @@ def test_the_limit_of_handed_out_deliveries_holds_over_all_brokers_and_none_star
     assert sorted(got) == sorted(ids)
 
 
-@pytest.mark.guarantee("slow-handler-stops-no-heartbeats")
-def test_a_slow_handler_stops_neither_heartbeats_nor_deliveries_of_other_brokers(
-    cluster: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    (slow_id,) = _publish(cluster, f"queue:{topic}", ["mb1"], 1)
-    bus = replace(bus, heartbeat_s=HEARTBEAT_S)
-    started, finish = threading.Event(), threading.Event()
-    handled: list[str] = []
-
-    def handler(delivery: Delivery) -> None:
-        if delivery.message_id == slow_id:
-            started.set()
-            finish.wait()
-        handled.append(delivery.message_id)
-
-    consumer = _started(bus, f"queue:{topic}")
-    workers = threading.Thread(target=consumer.run, args=(handler,), kwargs={"concurrency": 2})
-    workers.start()
-    assert started.wait(READY_WITHIN_S)
-    until = time.monotonic() + SLOW_FOR_S * FACTOR
-    others: set[str] = set()
-    while time.monotonic() < until:
-        others |= set(_publish(cluster, f"queue:{topic}", ["mb2", "mb3"], 1))
-        _wait_handled(handled, others)
-    assert slow_id not in handled
-    assert consumer.keep_alive()
-    finish.set()
-    eventually(lambda: slow_id in handled, within_s=READY_WITHIN_S)
-    assert consumer.stop() == 0
-    assert consumer.stats().acks_stale == 0, "a link was lost while the handler was slow"
-
-
 @pytest.mark.guarantee("every-wait-is-bounded")
 def test_start_all_means_every_broker_and_one_that_cannot_be_is_told_in_time(
     cluster: LocalCluster, bus: BusConfig, topic: str
@@ -171,10 +135,6 @@ def _publish(
 
 def _wait_acked(consumer: Consumer, count: int) -> None:
     eventually(lambda: consumer.stats().acked == count, within_s=READY_WITHIN_S)
-
-
-def _wait_handled(handled: list[str], wanted: set[str]) -> None:
-    eventually(lambda: wanted <= set(handled), within_s=READY_WITHIN_S)
 
 
 def _receive_all(consumer: Consumer) -> list[Delivery]:

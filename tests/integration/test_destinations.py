@@ -283,23 +283,6 @@ def test_a_queue_that_expires_on_one_broker_while_used_on_others_is_made_again_a
 
 
 @pytest.mark.guarantee("ephemeral-goes-with-its-consumer")
-def test_an_ephemeral_subscription_goes_with_its_consumer(
-    cluster: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    source = Subscription.ephemeral(topic)
-    with Publisher(bus) as publisher, Consumer(bus, source) as consumer:
-        publisher.send_safe(topic, b"one", timeout_s=DEADLINE_S)
-        delivery = consumer.receive(DEADLINE_S)
-        assert delivery is not None
-        consumer.ack(delivery)
-        publisher.send_safe(topic, b"nobody's", timeout_s=DEADLINE_S)
-    eventually(lambda: is_deleted(cluster, source), within_s=WITHIN_S)
-    for name in cluster.names:
-        lost = agent_answer(cluster, name, "/topology")["lost"]
-        assert not [loss for loss in lost if loss["wanted"] == str(source)]
-
-
-@pytest.mark.guarantee("ephemeral-goes-with-its-consumer")
 def test_without_agents_an_ephemeral_subscription_is_left_to_expire(
     broken: LocalCluster, bus: BusConfig, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,7 @@ from messagebus import (
     PublisherConfig,
     PublishError,
 )
-from tests.support.eventually import FACTOR, eventually
+from tests.support.eventually import FACTOR
 from tests.support.fake_amqp import FakeRabbit
 from tests.support.orders import QUEUE, SUBSCRIPTION, TOPIC, WITHIN_S, received
 
@@ -121,19 +121,3 @@ def test_a_link_that_consumes_never_publishes(rabbit: FakeRabbit) -> None:
         rabbit.put(QUEUE, b"once more")
         consumer.ack_safe(received(consumer))
     assert rabbit.published == 0
-
-
-@pytest.mark.guarantee("handed-out-limit")
-def test_deliveries_that_wait_in_a_consumer_are_bounded_whatever_lies_in_the_queue(
-    rabbit: FakeRabbit,
-) -> None:
-    for number in range(MESSAGES):
-        rabbit.put(QUEUE, b"%d" % number)
-    config = ConsumerConfig(prefetch=20, handed_out_max=5)
-    bus = BusConfig(broker=rabbit.name)
-    with Consumer(bus, TOPIC, subscription=SUBSCRIPTION, config=config) as consumer:
-        eventually(lambda: consumer.stats().delivered >= 20, within_s=WITHIN_S)
-        stats = consumer.stats()
-        assert (stats.delivered, stats.handed_out + stats.buffered) == (20, 20)
-        assert len(rabbit.queues[QUEUE].messages) == MESSAGES - 20
-        consumer.stop(timeout_s=0)
