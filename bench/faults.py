@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from bench.errors import BenchError
 from inventory.inventory import load
 from messagebus.broker import BrokerList
 from messagebus.recording.manifest import write_whole
+from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
 from ops.local.files import DISK_FREE_LIMIT_BYTES, MEMORY_SHARE
-from ops.local.parts import epmd_environment
 
-CALL_WITHIN_S = 60.0
 NO_DISK_HAS_BYTES = 1 << 60
 # The management API lists a new connection at its next statistics interval.
 LISTED_WITHIN_S = 5.0
@@ -52,29 +50,21 @@ def alarm(
     """Raise or clear one of the broker's alarms. Raises BenchError."""
     if kind == "memory":
         share = "0.0" if on else str(MEMORY_SHARE)
-        call = f"vm_memory_monitor set_vm_memory_high_watermark [{share}]"
+        order = f"vm_memory_monitor:set_vm_memory_high_watermark({share})"
     else:
         limit = NO_DISK_HAS_BYTES if on else DISK_FREE_LIMIT_BYTES
-        call = f"rabbit_disk_monitor set_disk_free_limit [{limit}]"
-    erl_call(cluster, name, call)
+        order = f"rabbit_disk_monitor:set_disk_free_limit({limit})"
+    call(cluster, name, order)
 
 
-def erl_call(
-    cluster: LocalCluster, name: str, call: str, *, within_s: float = CALL_WITHIN_S
-) -> None:
-    """Make the broker call a function: module, function and list of arguments. Raises BenchError."""
-    node = cluster.node(name)
-    # -R: a name of its own beside the calls of agents.
-    options = ("-R", "-timeout", str(int(within_s)), "-n", node.node_name)
-    done = subprocess.run(
-        ["erl_call", *options, "-a", call],
-        env={**epmd_environment(cluster.layout.epmd_port), "HOME": str(node.home)},
-        capture_output=True,
-        timeout=within_s,
-        check=False,
-    )
-    if done.stdout != b"ok":
-        raise BenchError(f"{name}: {call}: {(done.stdout + done.stderr).decode().strip()}")
+def call(cluster: LocalCluster, name: str, expression: str) -> None:
+    """Have the broker evaluate an expression whose value has to be `ok`. Raises BenchError."""
+    try:
+        value = cluster.evaluate(name, f"{expression}.")
+    except LocalFault as fault:
+        raise BenchError(f"{expression}: {fault}") from fault
+    if value != "ok":
+        raise BenchError(f"{name}: {expression}: {value}")
 
 
 def close_connections(cluster: LocalCluster, name: str) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from bench.clients import messagebus, rabbitmq
-from bench.faults import erl_call
+from bench.faults import call
 from bench.harness.interface import Where
 from bench.load.profile import Profile, places
 from bench.processes import wait_until
@@ -27,7 +27,6 @@ from ops.local.secrets import ADMIN
 C = TypeVar("C")
 NODES = "BENCH_NODES"
 NAME = "native-cluster"
-CALL_WITHIN_S = 60.0
 # The management API shows the members at its next statistics interval.
 MEMBERS_WITHIN_S = 15.0
 MIRRORED = {"pattern": "^mb", "apply-to": "queues", "definition": {"ha-mode": "all"}}
@@ -111,13 +110,13 @@ def started(profile: Profile, network: str, say: Callable[[str], None]) -> Itera
 def _join(cluster: LocalCluster, name: str) -> None:
     """Do what ``rabbitmqctl stop_app; reset; join_cluster; start_app`` do, without their start-up."""
     first = cluster.node(cluster.names[0]).node_name
-    for call in (
-        "rabbit stop []",
-        "rabbit_mnesia reset []",
-        f"rabbit_mnesia join_cluster ['{first}', disc]",
-        "rabbit start []",
+    for order in (
+        "rabbit:stop()",
+        "rabbit_mnesia:reset()",
+        f"rabbit_mnesia:join_cluster('{first}', disc)",
+        "rabbit:start()",
     ):
-        erl_call(cluster, name, call, within_s=CALL_WITHIN_S)
+        call(cluster, name, order)
 
 
 def _at(env: Mapping[str, str], number: int) -> dict[str, str]:

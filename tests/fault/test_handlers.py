@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pika
 import pytest
 
-from bench.faults import erl_call
+from bench.faults import call
 from messagebus import (
     BusConfig,
     Consumer,
@@ -340,7 +340,7 @@ def consumer_timeout(cluster: LocalCluster, name: str, timeout_s: int) -> Iterat
 
 
 def _set(cluster: LocalCluster, name: str, key: str, value: int) -> None:
-    erl_call(cluster, name, f"application set_env [rabbit, {key}, {value}]")
+    call(cluster, name, f"application:set_env(rabbit, {key}, {value})")
 
 
 @pytest.mark.guarantee("consumer-timeout")

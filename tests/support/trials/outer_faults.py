@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from bench.errors import BenchError
-from bench.faults import Fault, erl_call
+from bench.faults import Fault, call
 from bench.processes import wait_until
 from messagebus import (
     BusConfig,
@@ -170,12 +170,12 @@ def _maintenance(at: Checked) -> Iterator[None]:
 
     Its registration is complete only when the broker is back, because the broker keeps its old gate.
     """
-    erl_call(at.cluster, at.target, "rabbit_maintenance drain []")
+    call(at.cluster, at.target, "rabbit_maintenance:drain()")
     with suppress(RegistrationIncomplete):
         declare(at.bus, [f"{at.topic}/all"], timeout_s=3.0)
         raise BenchError(f"complete although {at.target} serves again with the gate it has")
     yield
-    erl_call(at.cluster, at.target, "rabbit_maintenance revive []")
+    call(at.cluster, at.target, "rabbit_maintenance:revive()")
     declare(at.bus, [f"{at.topic}/all"], timeout_s=WITHIN_S)
     bodies, ends = list[bytes](), list[Published]()
     with Publisher(at.bus) as publisher:
