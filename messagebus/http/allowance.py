@@ -101,25 +101,34 @@ class Places:
 
 
 class SharedPlaces:
-    """Places that many sources share. Each source has half of them at most."""
+    """Places that many sources share. Each source has half of them at most, and one at least."""
 
-    __slots__ = ("_counts", "most")
+    __slots__ = ("_counts", "_taken", "most", "most_of_source")
 
     def __init__(self, most: int) -> None:
-        self.most = most
+        self.most, self.most_of_source = most, max(1, most // 2)
         self._counts = Counter[str]()
+        self._taken = 0
 
-    def enter(self, source: str, count: int) -> bool:
+    def __len__(self) -> int:
+        return self._taken
+
+    def has(self, source: str, count: int = 1) -> bool:
+        """Return whether a source has so many places left of its own, however many there are in all."""
+        return self._counts[source] + count <= self.most_of_source
+
+    def enter(self, source: str, count: int = 1) -> bool:
         """Take places. False: there are not so many for this source, and none is taken."""
-        own = self._counts[source] + count
-        if own > self.most // 2 or self._counts.total() + count > self.most:
+        if not self.has(source, count) or self._taken + count > self.most:
             return False
-        self._counts[source] = own
+        self._counts[source] += count
+        self._taken += count
         return True
 
-    def leave(self, source: str, count: int) -> None:
+    def leave(self, source: str, count: int = 1) -> None:
         """Give places back."""
         assert self._counts[source] >= count
+        self._taken -= count
         self._counts[source] -= count
         if not self._counts[source]:
             del self._counts[source]

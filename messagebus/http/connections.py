@@ -11,10 +11,10 @@ import asyncio
 import ipaddress
 import logging
 import resource
-from collections import Counter
 from dataclasses import dataclass
 
 from messagebus.clock import LogLimit
+from messagebus.http.allowance import SharedPlaces
 
 __all__ = [
     *("Bounded", "Bounds", "Connection", "Connections"),
@@ -76,25 +76,21 @@ class Connections:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.refused = self.evicted = 0
-        self._of_source_max = max(1, bounds.connections_max // 2)
+        self._places = SharedPlaces(bounds.connections_max)
         self._sources: dict[Connection, str] = {}
-        self._counts = Counter[str]()
         # The one that has waited longest first; of all, and of each source.
         self._waiting: dict[Connection, None] = {}
         self._waiting_of: dict[str, dict[Connection, None]] = {}
         self._closed, self._lines = 0, LogLimit(LOG_EVERY_MS)
 
     def __len__(self) -> int:
-        return len(self._sources)
+        return len(self._places)
 
     def enter(self, connection: Connection, source: str) -> bool:
         """Take a place; the connection waits. False: there is none, and no waiting one that gives way."""
-        waiting = None
-        if self._counts[source] >= self._of_source_max:
-            waiting = self._waiting_of.get(source, {})
-        elif len(self._sources) >= self.bounds.connections_max:
-            waiting = self._waiting
-        if waiting is not None:
+        if not self._places.enter(source):
+            is_of_all = self._places.has(source)
+            waiting = self._waiting if is_of_all else self._waiting_of.get(source, {})
             oldest = next(iter(waiting), None)
             if oldest is None:
                 self.refused += 1
@@ -102,8 +98,8 @@ class Connections:
             self.evicted += 1
             self.leave(oldest)
             oldest.close("there are too many")
+            self._places.enter(source)
         self._sources[connection] = source
-        self._counts[source] += 1
         self.waits(connection)
         return True
 
@@ -112,9 +108,7 @@ class Connections:
         self.works(connection)
         source = self._sources.pop(connection, None)
         if source is not None:
-            self._counts[source] -= 1
-            if not self._counts[source]:
-                del self._counts[source]
+            self._places.leave(source)
 
     def waits(self, connection: Connection) -> None:
         """Note that a connection waits for a request from now on."""
