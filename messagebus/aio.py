@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,21 +31,12 @@ from messagebus._io.consume.runs import (
     run_context,
     words_of,
 )
-from messagebus._io.hooks import HookChain, Watched, hook_chain
-from messagebus._io.loop import Ends, OneStop, Origin, Tasks, now_ms
-from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import (
-    Address,
-    Ended,
-    Many,
-    Outgoing,
-    Target,
-    Waiter,
-    checked_payloads,
-    whole_timeout_ms,
-)
+from messagebus._io.hooks import hook_chain
+from messagebus._io.loop import Ends, OneStop, Origin, Tasks
+from messagebus._io.publish.admission import Admission
+from messagebus._io.publish.drivers import Drivers
+from messagebus._io.publish.publishes import Many, checked_payloads
 from messagebus._io.wire import Wire, amqp_wire
-from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.consumer import (
     DRAIN_S,
@@ -59,9 +48,8 @@ from messagebus.consumer import (
     with_order,
 )
 from messagebus.core.confirms import bundled
-from messagebus.core.pending import Item
 from messagebus.destination import Destination, Source
-from messagebus.errors import AlreadySettled, ConfigError, NotReady, Stopped
+from messagebus.errors import AlreadySettled, ConfigError, Stopped
 from messagebus.handling import (
     RetryPolicy,
     checked_after,
@@ -72,22 +60,14 @@ from messagebus.handling import (
     retry_headers,
 )
 from messagebus.hooks import Hooks
-from messagebus.message import Delivery, Header, Message, Options, Payload
+from messagebus.message import Delivery, Header, Options, Payload
 from messagebus.publisher import (
+    CONFIRMED_OUTCOME,
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
-    cannot_be_redundant,
     ends_or_raise,
-    make_driver,
-    new_fleet,
-    no_room,
-    not_connected,
-    publisher_stats,
     raise_unless_confirmed,
-    refuse_batches,
     refuse_unconfirmed,
-    stop_all,
-    wait_connected,
     with_spool,
 )
 from messagebus.stats import (
@@ -96,20 +76,14 @@ from messagebus.stats import (
     Published,
     PublisherStats,
     Status,
-    why_not_running,
 )
-from messagebus.topology import Options as TopicOptions
 
 if TYPE_CHECKING:
-    from messagebus._io.publish.fleet import Fleet
     from messagebus.consumer import Deduplication, Order
 
 __all__ = ["AsyncConsumer", "AsyncPublisher"]
 
 log = logging.getLogger("messagebus.consumer")
-
-_Ticket = tuple[int, asyncio.Future[None]]
-"""The place of a call among those that wait for room, and its wake-up."""
 
 
 class AsyncPublisher:
@@ -131,18 +105,14 @@ class AsyncPublisher:
         _wire: Wire | None = None,
     ) -> None:
         self._config = with_spool(config, spool)
-        self._deadline_ms = whole_ms(self._config.deadline_s)
         self._hooks = hook_chain(hooks)
-        self._intake = _Intake(bus, self._config, self._hooks, _wire or amqp_wire(bus))
-        self._outgoing = self._intake.outgoing
-        self._waiting = self._intake.waiting
-        self._waiting_redundant = self._intake.waiting_redundant
-        self._tickets = itertools.count()
+        self._admission = Admission(bus, self._config, self._hooks, _wire or amqp_wire(bus))
+        self._outgoing = self._admission.outgoing
 
     @property
     def status(self) -> Status:
         """The current `Status`."""
-        return self._intake.status
+        return self._admission.status
 
     @property
     def config(self) -> PublisherConfig:
@@ -153,21 +123,22 @@ class AsyncPublisher:
         self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S
     ) -> None:
         """Start, as `Publisher.start` does. A start that is cancelled stops the publisher."""
-        driver, self._loop = await self._intake.start()
+        self._loop = await self._admission.start()
         try:
-            await self._intake.fulfil(driver, require, timeout_s)
+            if require is not None:
+                await self._admission.fulfil(timeout_s)
         except BaseException:
             await self.stop(0)
             raise
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Stop, as `Publisher.stop` does. A caller that is cancelled leaves the stop running."""
-        return await self._intake.stop(checked_grace(timeout_s))
+        return await self._admission.stop(checked_grace(timeout_s))
 
     def __del__(self) -> None:
-        intake: _Intake | None = getattr(self, "_intake", None)
-        if intake is not None and intake.status is RUNNING and intake.origin is not None:
-            intake.origin.end_dropped(self, partial(intake.begin_stop, STOP_TIMEOUT_S))
+        admission: Admission | None = getattr(self, "_admission", None)
+        if admission is not None and admission.origin is not None and admission.is_open:
+            admission.origin.end_dropped(self, partial(admission.begin_stop, STOP_TIMEOUT_S))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -185,33 +156,19 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> asyncio.Future[Published]:
         """Wait for room, accept a publish and return the future of its end. See `Publisher.submit`."""
-        # `_accept` inlined: it saves a coroutine for each message, 0.2 of 1.6 us.
         target, body, message = self._outgoing.read(destination, payload, options)
-        driver = self._running()
-        future: asyncio.Future[Published] = self._loop.create_future()
-        if self._hooks is not None:
-            await self._accept(driver, (target, body, message), timeout_s, future)
-            return future
-        if target.redundancy:
-            fleet = self._intake.fleet
-            if fleet is None or self._waiting_redundant or not fleet.has_room(len(body)):
-                outgoing = (target, body, message)
-                await self._accept_redundant(driver, outgoing, timeout_s, future)
-            else:
-                fleet.submit(target, body, message, self._timeout_ms(timeout_s), future)
-            return future
-        timeout_ms = self._timeout_ms(timeout_s)
-        if self._waiting or not driver.pending.has_room(len(body)):
-            timeout_ms = await self._wait_for_room(len(body), timeout_ms)
-        driver.submit(target, body, message, timeout_ms, future)
+        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        if self._admission.enter(target, body, message, timeout_s, future) is None:
+            await self._admission.admit(target, body, message, timeout_s, future)
         return future
 
     async def send(
         self, destination: Destination | str, payload: Payload, **options: Unpack[Options]
     ) -> None:
         """Accept a publish and forget it, as `Publisher.send` does; wait for room only."""
-        outgoing = self._outgoing.read(destination, payload, options)
-        await self._accept(self._running(), outgoing, None, None)
+        target, body, message = self._outgoing.read(destination, payload, options)
+        if self._admission.enter(target, body, message, None, None) is None:
+            await self._admission.admit(target, body, message, None, None)
 
     async def send_safe(
         self,
@@ -222,12 +179,16 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> Published:
         """Publish and wait for the confirm, as `Publisher.send_safe` does."""
-        outgoing = self._outgoing.read(destination, payload, options)
-        refuse_unconfirmed(outgoing[0])
-        driver = self._running()
-        future: asyncio.Future[Published] = self._loop.create_future()
-        await self._accept(driver, outgoing, timeout_s, future)
-        return raise_unless_confirmed(await future, destination)
+        target, body, message = self._outgoing.read(destination, payload, options)
+        if not target.confirms:
+            refuse_unconfirmed(target)
+        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        if self._admission.enter(target, body, message, timeout_s, future) is None:
+            await self._admission.admit(target, body, message, timeout_s, future)
+        published = await future
+        if published.outcome is CONFIRMED_OUTCOME:
+            return published
+        return raise_unless_confirmed(published, destination)
 
     async def send_many(
         self,
@@ -238,297 +199,73 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> list[Published]:
         """Publish several payloads together, as `Publisher.send_many` does."""
-        failed: Exception | None = None
         payloads = checked_payloads(payloads, options)
         if self._hooks is not None:
-            ends: list[asyncio.Future[Published]] = []
             with self._hooks.publishing_many(self._outgoing.name_of(destination)):
-                try:
-                    for each in payloads:
-                        ends.append(
-                            await self.submit(destination, each, timeout_s=timeout_s, **options)
-                        )
-                except Exception as fault:  # also of the application's iterable
-                    failed = fault
-                return ends_or_raise([await end for end in ends], failed)
-        driver, read = self._running(), self._outgoing.read
-        finished: asyncio.Future[None] = self._loop.create_future()
-        many = Many(finished)
-        timeout_ms = self._timeout_ms(timeout_s)
+                return await self._send_each(destination, payloads, timeout_s, options)
+        admission, read = self._admission, self._outgoing.read
+        admission.check_open()
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        many, failed = Many(finished), None
         bare = read(destination, b"", {})[0]
-        if bare.redundancy or options.get("redundant"):
-            return await self._send_redundant(
-                destination, payloads, timeout_s, options, many, finished
-            )
-        packing = None if options else driver.packing_of(bare)
+        packing = None if options else admission.packing_of(bare)
         given: Iterable[Payload | list[bytes]] = payloads
         if packing is not None:
             given = bundled(payloads, packing)
         try:
             for payload in given:
-                left_ms = timeout_ms
                 if isinstance(payload, list):
-                    size, count = sum(map(len, payload)), len(payload)
-                    if self._waiting or not driver.pending.has_room(size, count):
-                        left_ms = await self._wait_for_room(size, timeout_ms, count)
-                    many.add(driver.submit_bundle(bare, payload, size, left_ms, many))
+                    many.add(await admission.admit_bundle(bare, payload, timeout_s, many))
                     continue
-                # `_accept` inlined: a coroutine for each message costs 0.2 of 1.3 us.
                 target, body, message = read(destination, payload, options)
-                if self._waiting or not driver.pending.has_room(len(body)):
-                    left_ms = await self._wait_for_room(len(body), timeout_ms)
-                many.add(driver.submit(target, body, message, left_ms, many))
+                publish = admission.enter(target, body, message, timeout_s, many)
+                if publish is None:
+                    publish = await admission.admit(target, body, message, timeout_s, many)
+                many.add(publish)
         except Exception as fault:  # also of the application's iterable
             failed = fault
         many.all_added()
         await finished
         return ends_or_raise(many.results(), failed)
 
-    async def _send_redundant(
+    async def _send_each(
         self,
         destination: Destination | str,
         payloads: Iterable[Payload],
         timeout_s: float | None,
         options: Options,
-        many: Many,
-        finished: asyncio.Future[None],
     ) -> list[Published]:
-        driver = self._running()
-        timeout_ms, read = self._timeout_ms(timeout_s), self._outgoing.read
+        """Publish several payloads, each with a future of its own: hooks learn of each."""
         failed: Exception | None = None
+        ends: list[asyncio.Future[Published]] = []
         try:
             for payload in payloads:
-                outgoing = target, body, message = read(destination, payload, options)
-                fleet = self._intake.fleet
-                if fleet is None or self._waiting_redundant or not fleet.has_room(len(body)):
-                    many.add(await self._accept_redundant(driver, outgoing, timeout_s, many))
-                else:
-                    many.add(fleet.submit(target, body, message, timeout_ms, many))
+                ends.append(await self.submit(destination, payload, timeout_s=timeout_s, **options))
         except Exception as fault:  # also of the application's iterable
             failed = fault
-        many.all_added()
-        await finished
-        return ends_or_raise(many.results(), failed)
-
-    async def _accept_redundant(
-        self,
-        driver: PublishDriver,
-        outgoing: tuple[Target, bytes, Message | None],
-        timeout_s: float | None,
-        waiter: Waiter | Many | None,
-    ) -> Ended:
-        target, body, message = outgoing
-        fleet = self._intake.fleet or self._intake.make_fleet(driver)
-        timeout_ms = self._timeout_ms(timeout_s)
-        if self._waiting_redundant or not fleet.has_room(len(body)):
-            timeout_ms = await self._wait_for_room(len(body), timeout_ms, room_of=fleet)
-        return fleet.submit(target, body, message, timeout_ms, waiter)
-
-    async def _accept(
-        self,
-        driver: PublishDriver,
-        outgoing: tuple[Target, bytes, Message | None],
-        timeout_s: float | None,
-        waiter: Waiter | None,
-    ) -> None:
-        if self._hooks is not None and not isinstance(waiter, Watched):
-            await self._accept_watched(self._hooks, driver, outgoing, timeout_s, waiter)
-            return
-        target, body, message = outgoing
-        if target.redundancy:
-            await self._accept_redundant(driver, outgoing, timeout_s, waiter)
-            return
-        timeout_ms = self._timeout_ms(timeout_s)
-        if self._waiting or not driver.pending.has_room(len(body)):
-            timeout_ms = await self._wait_for_room(len(body), timeout_ms)
-        driver.submit(target, body, message, timeout_ms, waiter)
-
-    async def _accept_watched(
-        self,
-        hooks: HookChain,
-        driver: PublishDriver,
-        outgoing: tuple[Target, bytes, Message | None],
-        timeout_s: float | None,
-        waiter: Waiter | None,
-    ) -> None:
-        target, body, message = outgoing
-        with hooks.accepting(target, body, message, waiter) as (message, watched):
-            await self._accept(driver, (target, body, message), timeout_s, watched)
-
-    def _timeout_ms(self, timeout_s: float | None) -> int:
-        return self._deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
+        return ends_or_raise([await end for end in ends], failed)
 
     async def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait until all is settled, as `Publisher.flush` does."""
-        return await (self._intake.fleet or self._running()).flush(timeout_s)
+        return await self._admission.running().flush(timeout_s)
 
     def refresh_connection(self) -> None:
         """Dial anew, as `Publisher.refresh_connection` does."""
-        (self._intake.fleet or self._running()).renew()
+        self._admission.running().renew()
 
     def stats(self) -> PublisherStats:
         """Return a snapshot; cheap."""
-        intake = self._intake
-        if intake.driver is None:
+        if self._drivers is None:
             raise Stopped("not started")
-        return publisher_stats(intake.driver, intake.fleet)
+        return self._drivers.stats()
+
+    @property
+    def _drivers(self) -> Drivers | None:
+        return self._admission.drivers
 
     def _away_home(self, destination: str, key: str) -> str:
         """Return the home of a key, or of no key, that is away; "" where none is, or no broker is there."""
-        fleet = self._intake.fleet
-        homes = None if fleet is None else fleet.homes
-        return "" if homes is None else homes.away_home(destination, key)
-
-    def _running(self) -> PublishDriver:
-        intake = self._intake
-        if intake.driver is None or intake.status is not RUNNING:
-            raise Stopped(why_not_running(intake.status, "publisher", "async with"))
-        return intake.driver
-
-    async def _wait_for_room(
-        self, size: int, timeout_ms: int, count: int = 1, *, room_of: Fleet | None = None
-    ) -> int:
-        """Wait for room, first come, first served. Returns the ms that are left. Raises BacklogFull.
-
-        room_of: for a redundant publish.
-        """
-        until_ms = now_ms() + timeout_ms
-        queue = self._waiting if room_of is None else self._waiting_redundant
-        mine: _Ticket = (next(self._tickets), self._loop.create_future())
-        queue.append(mine)
-        is_admitted = False
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                while True:
-                    await mine[1]
-                    driver = self._running()
-                    is_next = not queue or mine[0] < queue[0][0]
-                    if is_next and (room_of or driver.pending).has_room(size, count):
-                        is_admitted = True
-                        return max(1, until_ms - now_ms())
-                    mine = (mine[0], self._loop.create_future())
-                    earlier = sum(1 for _ in itertools.takewhile(lambda t: t[0] < mine[0], queue))  # noqa: B023
-                    queue.insert(earlier, mine)
-        except TimeoutError:
-            raise no_room(size, timeout_ms, self._running().fault) from None
-        finally:
-            if (
-                not is_admitted
-            ):  # timed out or cancelled: if it was woken, the next one has its turn
-                with contextlib.suppress(ValueError):
-                    queue.remove(mine)
-                self._intake.on_room()
-
-    @property
-    def _driver(self) -> PublishDriver | None:
-        return self._intake.driver
-
-    @property
-    def _fleet(self) -> Fleet | None:
-        return self._intake.fleet
-
-
-class _Intake:
-    """The drivers of an `AsyncPublisher`, and the calls that wait for room in them.
-
-    It has no reference to its publisher, which can so be collected without a stop.
-    """
-
-    def __init__(
-        self, bus: BusConfig, config: PublisherConfig, hooks: HookChain | None, wire: Wire
-    ) -> None:
-        self._bus, self._config, self._hooks, self._wire = bus, config, hooks, wire
-        self.status = Status.INITIALIZED
-        self.origin: Origin | None = None
-        self.driver: PublishDriver | None = None
-        self.fleet: Fleet | None = None  # made by the first redundant publish
-        self._is_starting, self._ending = False, OneStop()
-        self.outgoing = Outgoing(
-            config.redundant, config.redundancy, has_spool=config.spool is not None
-        )
-        # Calls that wait for room, by their tickets: first come, first served.
-        self.waiting: deque[_Ticket] = deque()
-        # Of redundant publishes: where there is one broker left, no others wait for room with them.
-        self.waiting_redundant: deque[_Ticket] = deque()
-
-    async def start(self) -> tuple[PublishDriver, asyncio.AbstractEventLoop]:
-        """Start a driver on the running loop. Raises Stopped at a second start, and ConfigError."""
-        if self.status is not Status.INITIALIZED or self._is_starting:
-            raise Stopped(f"a publisher starts once; this one is {self.status.value}")
-        self.origin = Origin()
-        if self._hooks is not None:
-            self._hooks.begin()
-        self._is_starting = True
-        try:
-            await refuse_batches(self._config, self._wire)
-            if self.status is Status.INITIALIZED:
-                self.driver = make_driver(
-                    self._bus, self._config, self.on_room, self._wire, self._hooks
-                )
-        finally:
-            self._is_starting = False
-        if (driver := self.driver) is None:
-            raise Stopped("the publisher was stopped while it started")
-        if self._config.spool is None:
-            driver.on_partitioned(partial(self._adopt, driver))
-        driver.start()
-        self.status = RUNNING
-        return driver, self.origin.loop
-
-    async def fulfil(self, driver: PublishDriver, require: str | None, timeout_s: float) -> None:
-        """Wait until start(require=...) is fulfilled. Raises NotReady, Stopped or LoginRefused."""
-        if require is None:
-            return
-        if not await wait_connected(driver, timeout_s):
-            raise not_connected(driver, self._bus, timeout_s)
-        if self._ending.has_begun:
-            raise Stopped("the publisher was stopped while it started")
-        if told := cannot_be_redundant(driver, self._config):
-            raise NotReady(told)
-
-    async def stop(self, timeout_s: float) -> int:
-        """Begin the stop, if nobody has, and wait for its end. Returns how many were left."""
-        self.begin_stop(timeout_s)
-        return await self._ending.wait() if self._ending.has_begun else 0
-
-    def begin_stop(self, timeout_s: float) -> None:
-        """Begin the stop, unless it has begun or there is nothing to stop. On the loop."""
-        was, self.status = self.status, Status.STOPPED
-        if was is RUNNING and self.driver is not None:
-            self.on_room()
-            self._ending.begin(stop_all(self.driver, lambda: self.fleet, timeout_s, self._config))
-
-    def _adopt(
-        self, driver: PublishDriver, address: Address, options: TopicOptions, items: list[Item]
-    ) -> str:
-        """Publish a topic to the homes of its partitions."""
-        fleet = self.fleet or self.make_fleet(driver)
-        self.outgoing.partitioned(address.name, int(options["partitions"]))
-        return fleet.adopt(address, options, items)
-
-    def make_fleet(self, driver: PublishDriver) -> Fleet:
-        """Make the fleet around the publisher's driver."""
-        self.fleet = new_fleet(driver, self._bus, self._config, self.on_room, self._wire)
-        return self.fleet
-
-    def on_room(self) -> None:
-        """Wake as many calls as there is room for, once half the backlog is free: it saves wake-ups."""
-        if self.waiting and self.driver is not None:
-            pending = self.driver.pending
-            self._wake(self.waiting, pending.waiting, pending.has_room(0))
-        if self.waiting_redundant and self.fleet is not None:
-            self._wake(self.waiting_redundant, self.fleet.waiting[0], self.fleet.has_room(0))
-
-    def _wake(self, queue: deque[_Ticket], waiting: int, has_room: bool) -> None:
-        most, count = self._config.backlog_messages_max, len(queue)
-        if self.status is RUNNING:  # else wake all: they find that we have stopped
-            if waiting > most // 2 or not has_room:
-                return
-            count = min(count, most - waiting)
-        for _ in range(count):
-            _ticket, room = queue.popleft()
-            if not room.done():
-                room.set_result(None)
+        return "" if self._drivers is None else self._drivers.away_home(destination, key)
 
 
 class AsyncConsumer:

@@ -5,44 +5,38 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import functools
 import logging
 import os
 import sys
 import threading
 import warnings
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import LoopThread, OneStop, is_interrupting, now_ms
-from messagebus._io.publish.driver import PublishDriver
+from messagebus._io.publish.drivers import Drivers, refuse_batches
 from messagebus._io.publish.publishes import (
-    Address,
     Many,
     Outgoing,
     Target,
     Waiter,
     checked_payloads,
+    no_room,
     whole_timeout_ms,
 )
 from messagebus._io.wire import Wire, amqp_wire
-from messagebus.clock import LogLimit, in_seconds, whole_ms
+from messagebus.clock import LogLimit, whole_ms
 from messagebus.config import BusConfig, PublisherConfig, Spool
-from messagebus.core.pending import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE, Item
-from messagebus.core.redundancy import REQUIRED
 from messagebus.destination import Destination
 from messagebus.errors import (
-    BacklogFull,
     ConfigError,
-    NotReady,
     PublishError,
     Refused,
-    SpoolFull,
     Stopped,
     Unknown,
     Unroutable,
@@ -52,10 +46,6 @@ from messagebus.hooks import Hooks
 from messagebus.message import Message, Options, Payload
 from messagebus.stats import RUNNING, Outcome, Published, PublisherStats, Status, why_not_running
 from messagebus.terminal import plural
-from messagebus.topology import Options as TopicOptions
-
-if TYPE_CHECKING:
-    from messagebus._io.publish.fleet import Fleet
 
 __all__ = ["Publisher", "raise_unless_confirmed"]
 
@@ -66,6 +56,7 @@ _waits_in_a_loop = LogLimit(60_000)
 STOP_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 10.0
 
+CONFIRMED_OUTCOME = Outcome.CONFIRMED  # looked up once: an enum's members are found slowly
 _ERRORS: dict[Outcome, type[PublishError]] = {
     Outcome.REFUSED: Refused,
     Outcome.UNROUTABLE: Unroutable,
@@ -79,42 +70,6 @@ def raise_unless_confirmed(published: Published, destination: Destination | str)
     if error is not None:
         raise error(published.message_id, published.reason, str(destination))
     return published
-
-
-async def wait_connected(driver: PublishDriver, timeout_s: float) -> bool:
-    """Wait for the first link. False: there is none in time, or there will never be one."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await driver.connected.wait()
-    except TimeoutError:
-        return False
-    return driver.fatal is None
-
-
-def not_connected(driver: PublishDriver, bus: BusConfig, timeout_s: float) -> Exception:
-    """Return the error of start(require=...) without a link."""
-    return driver.fatal or NotReady(f"no link to {bus.broker} within {timeout_s:g} s")
-
-
-async def refuse_batches(config: PublisherConfig, wire: Wire) -> None:
-    """Raise ConfigError where a subscription cannot read what this publisher would pack."""
-    if config.batch and (names := await wire.topology().plain_sources(config.batch)):
-        raise ConfigError(f"batch: consumers of {', '.join(names)} take no batches (plain)")
-
-
-def make_driver(
-    bus: BusConfig,
-    config: PublisherConfig,
-    on_room: Callable[[], None],
-    wire: Wire,
-    hooks: HookChain | None,
-) -> PublishDriver:
-    """Return the driver of a publisher. Raises ConfigError for a spool's folder that cannot be used."""
-    if config.spool is None:
-        return PublishDriver(bus, config, on_room, wire)
-    from messagebus._io.publish.spooling import SpoolingDriver
-
-    return SpoolingDriver(bus, config, on_room, wire, hooks)
 
 
 def with_spool(config: PublisherConfig | None, spool: Spool | str | Path | None) -> PublisherConfig:
@@ -132,12 +87,6 @@ def ends_or_raise(ends: list[Published], failed: Exception | None) -> list[Publi
             failed.ends = ends  # type: ignore[attr-defined]
         raise failed
     return ends
-
-
-def no_room(size: int, timeout_ms: int, fault: str) -> BacklogFull:
-    """Return the error of a publish that found no room. fault: why the spool took nothing either, or ""."""
-    told = f"no room for {size} bytes within {timeout_ms} ms"
-    return SpoolFull(f"{told}; the spool takes nothing: {fault}") if fault else BacklogFull(told)
 
 
 def refuse_unconfirmed(target: Target) -> None:
@@ -164,9 +113,9 @@ class _Submitted:
         self.target, self.body, self.message = target, body, message
         self.deadline_ms, self.waiter = deadline_ms, waiter
 
-    def hand_over(self, driver: PublishDriver | Fleet, now: int) -> None:
+    def hand_over(self, drivers: Drivers, now: int) -> None:
         timeout_ms = max(1, self.deadline_ms - now)
-        publish = driver.submit(self.target, self.body, self.message, timeout_ms, self.waiter)
+        publish = drivers.submit(self.target, self.body, self.message, timeout_ms, self.waiter)
         if isinstance(self.waiter, Many):
             self.waiter.add(publish)
 
@@ -252,7 +201,7 @@ class Publisher:
         """
         if require not in (None, "one"):
             raise ValueError(f"require={require!r}: None or 'one'")
-        thread, _driver = self._intake.start()
+        thread = self._intake.start()
         try:
             if require:
                 thread.run(self._intake.fulfil(timeout_s))
@@ -391,25 +340,21 @@ class Publisher:
 
     def refresh_connection(self) -> None:
         """Dial anew through the balancer; in good order, nothing becomes unknown."""
-        thread, driver = self._running()
-        thread.call_soon((self._fleet or driver).renew)
+        thread, drivers = self._running()
+        thread.call_soon(drivers.renew)
 
     def stats(self) -> PublisherStats:
         """Return a snapshot; cheap."""
-        if self._driver is None:
+        if self._drivers is None:
             raise Stopped("not started")
-        return publisher_stats(self._driver, self._fleet, extra_backlog=len(self._intake.inbox))
+        return self._drivers.stats(extra_backlog=len(self._intake.inbox))
 
     # Inside.
     @property
-    def _driver(self) -> PublishDriver | None:
-        return self._intake.driver
+    def _drivers(self) -> Drivers | None:
+        return self._intake.drivers
 
-    @property
-    def _fleet(self) -> Fleet | None:
-        return self._intake.fleet
-
-    def _running(self) -> tuple[LoopThread, PublishDriver]:
+    def _running(self) -> tuple[LoopThread, Drivers]:
         return self._intake.running()
 
 
@@ -423,12 +368,11 @@ class _Intake:
     def __init__(
         self, bus: BusConfig, config: PublisherConfig, hooks: HookChain | None, wire: Wire
     ) -> None:
-        self.bus, self._config, self._hooks, self._wire = bus, config, hooks, wire
+        self._bus, self._config, self._hooks, self._wire = bus, config, hooks, wire
         self._deadline_ms = whole_ms(config.deadline_s)
         self.status = Status.INITIALIZED
         self.thread: LoopThread | None = None
-        self.driver: PublishDriver | None = None
-        self.fleet: Fleet | None = None  # made by the first redundant publish
+        self.drivers: Drivers | None = None
         self._pid = os.getpid()
         self._ending, self._left = OneStop(), 0
         self.outgoing = Outgoing(
@@ -450,8 +394,8 @@ class _Intake:
         """False in a forked child: open publishes are the parent's."""
         return os.getpid() == self._pid
 
-    def start(self) -> tuple[LoopThread, PublishDriver]:
-        """Start thread and driver. Raises Stopped at a second start, and ConfigError."""
+    def start(self) -> LoopThread:
+        """Start thread and drivers. Raises Stopped at a second start, and ConfigError."""
         with self._lock:
             if self.status is not Status.INITIALIZED or self.thread is not None:
                 raise Stopped(f"a publisher starts once; this one is {self.status.value}")
@@ -460,34 +404,31 @@ class _Intake:
         if self._hooks is not None:
             self._hooks.begin()
         try:
-            driver = thread.run(self._make_driver())
+            thread.run(self._make_drivers())
         except BaseException:  # ConfigError: the spool's folder, or batches that are refused
             thread.stop()
             self.thread = None
             raise
-        return thread, driver
+        return thread
 
-    async def _make_driver(self) -> PublishDriver:
+    async def _make_drivers(self) -> None:
         await refuse_batches(self._config, self._wire)
         if self.status is not Status.INITIALIZED:
             raise Stopped("the publisher was stopped while it started")
-        driver = make_driver(self.bus, self._config, self._take_inbox, self._wire, self._hooks)
-        if self._config.spool is None:
-            driver.on_partitioned(functools.partial(self._adopt, driver))
-        driver.start()
-        self.driver, self.status = driver, RUNNING
+        drivers = Drivers(
+            self._bus, self._config, self.outgoing, self._take_inbox, self._wire, self._hooks
+        )
+        drivers.own.start()
+        self.drivers, self.status = drivers, RUNNING
         _running.add(self)
-        return driver
 
     async def fulfil(self, timeout_s: float) -> None:
         """Wait until start(require="one") is fulfilled. Raises NotReady, Stopped or LoginRefused."""
-        _thread, driver = self.running()
-        if not await wait_connected(driver, timeout_s):
-            raise not_connected(driver, self.bus, timeout_s)
+        _thread, drivers = self.running()
+        await drivers.fulfil(timeout_s)
         if self.status is not RUNNING:
             raise Stopped("the publisher was stopped while it started")
-        if told := cannot_be_redundant(driver, self._config):
-            raise NotReady(told)
+        drivers.refuse_unnamed()
 
     def request_stop(self) -> None:
         """Accept no more. Never waits for the loop."""
@@ -528,9 +469,9 @@ class _Intake:
     async def _stop_once(self, timeout_s: float) -> int:
         try:
             self._send_away()
-            if (driver := self.driver) is not None:
-                self._take_all(driver)
-                self._left = await stop_all(driver, lambda: self.fleet, timeout_s, self._config)
+            if self.drivers is not None:
+                self._take_all(self.drivers)
+                self._left = await self.drivers.stop(timeout_s)
         finally:
             _running.discard(self)
         return self._left
@@ -544,15 +485,15 @@ class _Intake:
 
     async def flush(self, timeout_s: float) -> int:
         """Take over all that was submitted, and wait for it."""
-        _thread, driver = self.running()
-        self._take_all(driver)
-        return await (self.fleet or driver).flush(timeout_s)
+        _thread, drivers = self.running()
+        self._take_all(drivers)
+        return await drivers.flush(timeout_s)
 
-    def running(self) -> tuple[LoopThread, PublishDriver]:
-        """Return thread and driver. Raises Stopped before the start."""
-        if self.thread is None or self.driver is None:
+    def running(self) -> tuple[LoopThread, Drivers]:
+        """Return thread and drivers. Raises Stopped before the start."""
+        if self.thread is None or self.drivers is None:
             raise Stopped("not started")
-        return self.thread, self.driver
+        return self.thread, self.drivers
 
     def refuse_here(self) -> None:
         """Raise RuntimeError for a call that waits on the loop's own thread; warn on that of another loop."""
@@ -603,9 +544,9 @@ class _Intake:
 
     def _wait_for_room(self, waiting: _Waiting, timeout_ms: int) -> None:
         """Wait until the loop admits the call. Raises BacklogFull."""
-        thread, driver = self.running()
+        thread, drivers = self.running()
         if thread.is_own:  # nobody else would make room
-            self._take_all(driver)
+            self._take_all(drivers)
         else:
             waiting.wait(timeout_ms / 1000)
         # Its target may have got partitions since it began to wait: they would name the other queue.
@@ -616,7 +557,7 @@ class _Intake:
                 waiting.queue.remove(waiting)
             self._check_running()
         thread.try_call_soon(self._take_inbox)  # there may be room for the next call
-        raise no_room(len(waiting.submitted.body), timeout_ms, driver.fault)
+        raise no_room(len(waiting.submitted.body), timeout_ms, drivers.own.door.fault)
 
     def _check_running(self) -> None:
         if self.status is not RUNNING:
@@ -624,11 +565,11 @@ class _Intake:
 
     def _has_room(self, submitted: _Submitted) -> bool:
         """Return whether there is room, within one inbox: the loop's count may be one turn old."""
-        assert self.driver is not None
-        config, pending = self._config, self.driver.pending
+        assert self.drivers is not None
+        config, pending = self._config, self.drivers.own.pending
         waiting, waiting_bytes = pending.waiting, pending.waiting_bytes
-        if submitted.target.redundancy and self.fleet is not None:
-            waiting, waiting_bytes = self.fleet.waiting
+        if submitted.target.redundancy:
+            waiting, waiting_bytes = self.drivers.waiting
         waiting += len(self.inbox)
         total = self._inbox_bytes + waiting_bytes + len(submitted.body)
         return waiting < config.backlog_messages_max and (
@@ -637,10 +578,10 @@ class _Intake:
 
     def _take_inbox(self) -> None:
         """Take over submitted publishes and admit waiting calls. On the loop."""
-        if self.driver is not None and (self.inbox or self._queue or self._redundant_queue):
-            self._take_all(self.driver)
+        if self.drivers is not None and (self.inbox or self._queue or self._redundant_queue):
+            self._take_all(self.drivers)
 
-    def _take_all(self, driver: PublishDriver) -> None:
+    def _take_all(self, drivers: Drivers) -> None:
         with self._lock:
             self._woken = False
             for queue in (self._queue, self._redundant_queue):
@@ -651,99 +592,8 @@ class _Intake:
             # Handed over under the lock, so that a call that asks for room finds each of them counted once.
             now = now_ms()
             while self.inbox:
-                submitted = self.inbox.popleft()
-                if submitted.target.redundancy:
-                    submitted.hand_over(self.fleet or self._make_fleet(driver), now)
-                else:
-                    submitted.hand_over(driver, now)
+                self.inbox.popleft().hand_over(drivers, now)
             self._inbox_bytes = 0
-
-    def _adopt(
-        self, driver: PublishDriver, address: Address, options: TopicOptions, items: list[Item]
-    ) -> str:
-        """Publish a topic to the homes of its partitions. On the loop."""
-        fleet = self.fleet or self._make_fleet(driver)
-        self.outgoing.partitioned(address.name, int(options["partitions"]))
-        return fleet.adopt(address, options, items)
-
-    def _make_fleet(self, driver: PublishDriver) -> Fleet:
-        self.fleet = new_fleet(driver, self.bus, self._config, self._take_inbox, self._wire)
-        return self.fleet
-
-
-async def stop_all(
-    driver: PublishDriver,
-    fleet: Callable[[], Fleet | None],
-    timeout_s: float,
-    config: PublisherConfig,
-) -> int:
-    """Stop the drivers of a publisher, as `PublishDriver.stop`."""
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + timeout_s
-    if fleet() is None and config.spool is None:
-        # The first publishes to a topic with partitions wait for its homes, and make the fleet.
-        await driver.flush(timeout_s)
-    return await (fleet() or driver).stop(max(0.0, until_s - loop.time()))
-
-
-def new_fleet(
-    driver: PublishDriver,
-    bus: BusConfig,
-    config: PublisherConfig,
-    on_room: Callable[[], None],
-    wire: Wire,
-) -> Fleet:
-    """Make a fleet around the running driver of a publisher. Imports it late: few publishers need one."""
-    from messagebus._io.publish.fleet import Fleet
-
-    return Fleet(driver, bus, config, on_room, wire)
-
-
-def cannot_be_redundant(driver: PublishDriver, config: PublisherConfig) -> str:
-    """Return why no redundant publish of a connected publisher can be confirmed; "" where it can."""
-    if not config.redundant or config.redundancy != REQUIRED or driver.route.broker:
-        return ""
-    return "redundant: the broker does not say its name (cluster_name), so two cannot be told apart"
-
-
-def publisher_stats(
-    driver: PublishDriver, fleet: Fleet | None, extra_backlog: int = 0
-) -> PublisherStats:
-    counters, ended = driver.counters, dict(driver.pending.ended)
-    spool = driver.spool_counts()
-    for outcome, count in driver.replay_ends.items():
-        ended[outcome] -= count
-    more: Mapping[str, int] = defaultdict(int) if fleet is None else fleet.counts()
-    return PublisherStats(
-        confirmed=ended[CONFIRMED] + more[CONFIRMED],
-        refused=ended[REFUSED] + more[REFUSED],
-        unroutable=ended[UNROUTABLE] + more[UNROUTABLE],
-        unknown=ended[UNKNOWN] - counters.unconfirmed + more[UNKNOWN],
-        spooled=ended[SPOOLED],
-        unconfirmed=counters.unconfirmed,
-        retried=driver.pending.retried + more["retried"],
-        backlog=driver.pending.waiting + extra_backlog + more["backlog"],
-        window=driver.pending.in_flight + more["window"],
-        settling=driver.settling + more["settling"],
-        broker=driver.route.broker,
-        redundant=0 if fleet is None else fleet.redundant,
-        downgraded=0 if fleet is None else fleet.downgraded,
-        dials=driver.route.dials + more["dials"],
-        moves=driver.route.moves + more["moves"],
-        links_lost=counters.links_lost + more["links_lost"],
-        last_confirm_age_s=(now_ms() - counters.last_confirm_ms) / 1000
-        if counters.last_confirm_ms
-        else None,
-        list_age_s=in_seconds(driver.list_age_ms),
-        list_faults=driver.list_faults,
-        spool_messages=spool.messages,
-        spool_bytes=spool.bytes,
-        spool_oldest_s=spool.oldest_s,
-        replayed=spool.replayed,
-        spool_failures=spool.failures,
-        spool_damaged=spool.damaged,
-        spool_fault=driver.fault,
-    )
 
 
 # At the interpreter's exit open publishes are waited for, as in `stop`, of all publishers side by side.

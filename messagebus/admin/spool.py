@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from messagebus._io.amqp.properties import decode
-from messagebus._io.publish.spool_folder import (
+from messagebus._io.publish.spool.folder import (
     DAMAGED,
     HOLE,
     SEGMENT_BYTES,

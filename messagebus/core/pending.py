@@ -116,7 +116,8 @@ class PendingPublishes:
         self._ordered = ordered
         self._backlog: deque[Entry] = deque()
         self._destinations: defaultdict[str, _Destination] = defaultdict(_Destination)
-        self._lingering: dict[str, Batch[Item]] = {}
+        self.lingering: dict[str, Batch[Item]] = {}
+        """Destination -> batch that waits for more messages: `lingers_until_ms` says how long."""
         self._bundles = False  # whether an item was ever more than one message
         self.waiting = 0
         """Messages accepted and not sent."""
@@ -128,6 +129,8 @@ class PendingPublishes:
         """Messages settled so far, by outcome."""
         self._windows: dict[int, ConfirmWindow[Entry]] = {}
         self._current: int | None = None
+        self.current: ConfirmWindow[Entry] | None = None
+        """The window of the current link."""
         self.seals = False
         """Set where a return may mean that its destination is sealed: it comes back, and the rest waits."""
         self.sealed: set[str] = set()
@@ -155,14 +158,9 @@ class PendingPublishes:
 
     def unanswered_ms(self, now_ms: int) -> int:
         """Return how long the oldest publish of the current link has waited for its answer, in ms."""
-        window = self._windows.get(self._current) if self._current is not None else None
+        window = self.current
         oldest_ms = window.oldest_ms() if window else None
         return 0 if oldest_ms is None else now_ms - oldest_ms
-
-    def written(self, end: int) -> None:
-        """Record where what `take` has just returned ends in the current link's stream of bytes."""
-        if self._current is not None:
-            self._windows[self._current].written(end)
 
     def leaving(self, link: int, taken: int, now_ms: int) -> None:
         """Record that the other side takes bytes of this link, and has so many: see `ConfirmWindow`."""
@@ -177,7 +175,7 @@ class PendingPublishes:
     def lingers_until_ms(self) -> int | None:
         """Return when the first lingering batch becomes due for `take`; None when none lingers."""
         return min(
-            (batch.due_ms for batch in self._lingering.values() if batch.due_ms is not None),
+            (batch.due_ms for batch in self.lingering.values() if batch.due_ms is not None),
             default=None,
         )
 
@@ -233,7 +231,7 @@ class PendingPublishes:
                 return
             batch = destination.filling = Batch(item)
             if packing.linger_ms:
-                self._lingering[item.destination] = batch
+                self.lingering[item.destination] = batch
             else:
                 self._queue(destination).append(batch)
         if len(batch.items) >= packing.count_max or batch.size >= packing.bytes_max:
@@ -242,8 +240,8 @@ class PendingPublishes:
     def _close_batch(self, destination: _Destination) -> None:
         """Add nothing more to the batch that this destination fills."""
         batch, destination.filling = destination.filling, None
-        if batch is not None and self._lingering.get(batch.destination) is batch:
-            del self._lingering[batch.destination]
+        if batch is not None and self.lingering.get(batch.destination) is batch:
+            del self.lingering[batch.destination]
             self._queue(destination).append(batch)
 
     def _queue(self, destination: _Destination) -> deque[Entry]:
@@ -355,7 +353,7 @@ class PendingPublishes:
         are answered: order holds per publisher and broker.
         """
         self._after = set(after)
-        self._windows[link] = ConfirmWindow(
+        self.current = self._windows[link] = ConfirmWindow(
             messages_max=self._window, bytes_max=self._window_bytes_max
         )
         self._current = link
@@ -370,7 +368,7 @@ class PendingPublishes:
         """
         window = self._windows.pop(link, None)
         if self._current == link:
-            self._current = None
+            self._current = self.current = None
         if window is None:
             return []
         entries = window.abandon()
@@ -426,9 +424,9 @@ class PendingPublishes:
 
         Looks at what the next `take` may give out; from now on those copies are meant for this broker.
         """
-        if self._lingering:
+        if self.lingering:
             self._end_lingering(now_ms)
-        window = self._windows.get(self._current) if self._current is not None else None
+        window = self.current
         if window is None or not self._backlog:
             return []
         barred: set[Item] = set()
@@ -475,13 +473,13 @@ class PendingPublishes:
 
     def take(self, now_ms: int) -> list[Entry]:
         """Return everything to send now on the current link, in order."""
-        if self._lingering:
+        if self.lingering:
             self._end_lingering(now_ms)
         if self._after:
             self._after = {link for link in self._after if not self.is_answered(link)}
             if self._after:
                 return []
-        window = self._windows.get(self._current) if self._current is not None else None
+        window = self.current
         if window is None or not self._backlog:
             return []
         queue = self._backlog
@@ -522,7 +520,7 @@ class PendingPublishes:
         return self._count(batch.items)
 
     def _end_lingering(self, now_ms: int) -> None:
-        for name, batch in list(self._lingering.items()):
+        for name, batch in list(self.lingering.items()):
             destination = self._destinations[name]
             if batch.due_ms is None:
                 batch.due_ms = now_ms + (
@@ -533,7 +531,7 @@ class PendingPublishes:
 
     def close_batches(self) -> None:
         """End all lingering now, when a caller waits for all accepted messages."""
-        for batch in list(self._lingering.values()):
+        for batch in list(self.lingering.values()):
             self._close_batch(self._destinations[batch.destination])
 
     def refuse(self, item: Item, reason: str) -> None:
@@ -594,7 +592,7 @@ class PendingPublishes:
         """Advance the time of everything open by ms, where a clock can be moved."""
         for item in self.unsettled():
             item.deadline_ms -= ms
-        for batch in self._lingering.values():
+        for batch in self.lingering.values():
             if batch.due_ms is not None:
                 batch.due_ms -= ms
         if self._earliest_ms != NO_DEADLINE_MS:
@@ -647,7 +645,7 @@ class PendingPublishes:
 
     def unsettled(self) -> Iterator[Item]:
         """Yield all items accepted and not settled, in no order; exhaust it before changing anything."""
-        places: list[Iterable[Entry]] = [self._backlog, self._lingering.values()]
+        places: list[Iterable[Entry]] = [self._backlog, self.lingering.values()]
         places += [destination.held for destination in self._destinations.values()]
         places += [window.items() for window in self._windows.values()]
         return (
@@ -667,9 +665,9 @@ class PendingPublishes:
             kept = [entry for entry in queue if self._still_waits(entry)]
             queue.clear()
             queue.extend(kept)
-        for batch in list(self._lingering.values()):
+        for batch in list(self.lingering.values()):
             if not self._still_waits(batch):
-                del self._lingering[batch.destination]
+                del self.lingering[batch.destination]
 
     def _still_waits(self, entry: Entry) -> bool:
         """Return whether an unsettled item is left in it; settled ones are counted out."""

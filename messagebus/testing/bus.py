@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from messagebus._io.consume.driver import ConsumeDriver
+from messagebus._io.publish.drivers import Drivers
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.consumer import Consumer, as_dedup, as_source
@@ -370,14 +372,12 @@ def _put_forward(client: Publisher | AsyncPublisher | Consumer | AsyncConsumer, 
 
     An asyncio client that belongs to another thread's loop has it advanced one turn of that loop later.
     """
-    driver = client._driver
+    driver: Drivers | ConsumeDriver | None = (
+        client._drivers if isinstance(client, Publisher | AsyncPublisher) else client._driver
+    )
     if client.status is not RUNNING or driver is None:
         return
-
-    def put_forward() -> None:
-        driver.put_forward(ms)
-        if isinstance(client, Publisher | AsyncPublisher) and client._fleet is not None:
-            client._fleet.put_forward(ms)
+    put_forward = functools.partial(driver.put_forward, ms)
 
     if isinstance(client, Publisher | Consumer):
         noticed = threading.Event()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from messagebus._io.publish.spooling import name_of
+from messagebus._io.publish.spool.records import name_of
 from messagebus.admin import spool
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import NumberRange, bus_settings, confirm, iso

@@ -177,14 +177,14 @@ class Bus:
         if self._config is None:
             self._memory.lose_connection()
         elif not client.blocks:
-            _abort(inner._driver)
+            _abort(_links(inner))
         else:
-            thread, driver = inner._running()
+            thread, links = inner._running()[0], _links(inner)
             done = asyncio.Event()
             loop = asyncio.get_running_loop()
 
             def abort() -> None:
-                _abort(driver)
+                _abort(links)
                 loop.call_soon_threadsafe(done.set)
 
             thread.call_soon(abort)
@@ -246,8 +246,15 @@ async def _take(link: Link, queue: str) -> list[bytes]:
     return found
 
 
-def _abort(driver: Any) -> None:
-    for link in list(driver._links.values()):
+def _links(client: Any) -> list[Link]:
+    if isinstance(client, Publisher | AsyncPublisher):
+        assert client._drivers is not None
+        return list(client._drivers.own.links.open.values())
+    return list(client._driver._links.values())
+
+
+def _abort(links: list[Link]) -> None:
+    for link in links:
         link.abort()
 
 

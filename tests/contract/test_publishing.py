@@ -28,7 +28,7 @@ from messagebus import (
     Stopped,
     Unroutable,
 )
-from messagebus.aio import _Intake
+from messagebus._io.publish.admission import Lane
 from messagebus.testing import MemoryBus
 from tests.contract.conftest import Bus, Client, end_of
 from tests.support.eventually import eventually_async
@@ -319,16 +319,16 @@ async def test_a_publish_ends_by_its_deadline(bus: Bus) -> None:
 async def test_a_turn_for_room_is_the_next_ones_when_its_waiter_is_cancelled_just_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    woken = _Intake.on_room
+    woken = Lane.wake
     first: list[asyncio.Task[Any]] = []
 
-    def wake_and_cancel(intake: _Intake) -> None:
-        turns = list(intake.waiting)
-        woken(intake)
+    def wake_and_cancel(lane: Lane) -> None:
+        turns = list(lane.tickets)
+        woken(lane)
         if first and turns and turns[0][1].done():
             first.pop().cancel()
 
-    monkeypatch.setattr(_Intake, "on_room", wake_and_cancel)
+    monkeypatch.setattr(Lane, "wake", wake_and_cancel)
     memory, jobs = MemoryBus(), Queue("jobs", create=True)
     async with memory.async_publisher(PublisherConfig(backlog_messages_max=1, window=1)) as made:
         await made.send_safe(jobs, b"opens the destination")

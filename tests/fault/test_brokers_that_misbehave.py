@@ -25,6 +25,7 @@ from messagebus import (
     PublisherConfig,
 )
 from messagebus._io.publish import driver as publishing_driver
+from messagebus._io.publish import links as publishing_links
 from tests.support.eventually import FACTOR, eventually
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit
 from tests.support.orders import QUEUE, SUBSCRIPTION, TOPIC, WITHIN_S, taken
@@ -177,7 +178,7 @@ def test_without_heartbeats_a_link_that_fell_silent_is_left_for_one_to_the_same_
     rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Publishes sent on a link that retires would wait for its answers.
-    monkeypatch.setattr(publishing_driver, "RETIRE_MS", 10 * int(WITHIN_S * 1000 * FACTOR))
+    monkeypatch.setattr(publishing_links, "RETIRE_MS", 10 * int(WITHIN_S * 1000 * FACTOR))
     config = PublisherConfig(confirm_slow_s=0.2, deadline_s=WITHIN_S)
     with publishing(rabbit, config, heartbeat_s=0) as publisher:
         publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)

@@ -18,7 +18,7 @@ from clients.conform.python_driver import Driver
 from messagebus import BusConfig, Consumer, Publisher, PublisherConfig
 from messagebus import destination as destinations
 from messagebus._io.agents import consumer_list
-from messagebus._io.publish.driver import PublishDriver
+from messagebus._io.publish.links import Links
 from messagebus.broker import BrokerList
 from messagebus.core.deliveries import Ledger
 from messagebus.core.membership import HangUp, Membership
@@ -183,7 +183,7 @@ def _batch_acked_early() -> None:
 
 
 def _staying() -> None:
-    PublishDriver._on_blocked = lambda self, number, blocked: None  # type: ignore[method-assign]
+    Links._on_blocked = lambda self, number, blocked: None  # type: ignore[method-assign]
     config = PublisherConfig(deadline_s=python_driver.DEADLINE_S, confirm_slow_s=600)
     vars(python_driver)["PublisherConfig"] = lambda **settings: config
 

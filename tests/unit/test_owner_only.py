@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from messagebus._io.publish.spool_folder import SpoolFolder
+from messagebus._io.publish.spool.folder import SpoolFolder
 from messagebus.recording.files import Anchor, EventFile
 from messagebus.services.agent.web.trail import Trail
 from messagebus.services.monitor.eventlog import Event, EventLog

@@ -18,7 +18,7 @@ from messagebus._io.amqp.batch import ENTRIES_MAX
 from messagebus._io.amqp.header_table import DEPTH_MAX, read_table
 from messagebus._io.amqp.properties import IN_BATCH
 from messagebus._io.consume.driver import APPLIED_HOLD_S
-from messagebus._io.publish.driver import RETIRE_MS
+from messagebus._io.publish.links import RETIRE_MS
 from messagebus.broker import LIST_BYTES_MAX, WIRE_VERSION, BrokerList
 from messagebus.core.membership import Membership
 from messagebus.core.route import REFUSED_FIRST_MS, REFUSED_MAX_MS

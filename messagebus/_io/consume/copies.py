@@ -158,7 +158,9 @@ class Copies:
     ) -> Published:
         done: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         timeout_ms = COPY_TIMEOUT_MS + line_ms(len(body))
-        self._started().submit_encoded(target, body, message_id, properties, timeout_ms, done)
+        self._started().memory.submit_encoded(
+            target, body, message_id, properties, timeout_ms, done
+        )
         return await done
 
     def _try_elsewhere(self) -> None:
@@ -170,7 +172,7 @@ class Copies:
         loop = asyncio.get_running_loop()
         if self._driver is not None and loop.time() >= self._renew_at_s:
             self._renew_at_s = loop.time() + RENEW_S
-            self._driver.renew()
+            self._driver.links.renew()
 
     def _tell(self, target: Target, published: Published, *, is_first: bool) -> None:
         """Log one line when a queue first refuses copies, and none for others that wait then."""

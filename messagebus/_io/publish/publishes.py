@@ -25,7 +25,13 @@ from messagebus.core.confirms import Batch
 from messagebus.core.pending import CONFIRMED, END_CONFIRMED, SPOOLED, Entry, Item
 from messagebus.core.redundancy import MODES, PARTITIONED, REQUIRED
 from messagebus.destination import Delay, Destination, Queue, Topic, delay_step, parse_destination
-from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
+from messagebus.errors import (
+    BacklogFull,
+    ConfigError,
+    MessageInvalid,
+    NameInvalid,
+    SpoolFull,
+)
 from messagebus.message import BINARY, BODY_BYTES_MAX, Message, Options, Payload, check_seconds
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import did_you_mean
@@ -51,6 +57,12 @@ def whole_timeout_ms(timeout_s: float) -> int:
     if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf:
         raise ConfigError(f"timeout_s {timeout_s!r}: seconds, 0 or more")
     return int(timeout_s * 1000)
+
+
+def no_room(size: int, timeout_ms: int, fault: str) -> BacklogFull:
+    """Return the error of a publish that found no room. fault: why the spool took nothing either, or ""."""
+    told = f"no room for {size} bytes within {timeout_ms} ms"
+    return SpoolFull(f"{told}; the spool takes nothing: {fault}") if fault else BacklogFull(told)
 
 
 def as_message(payload: Payload) -> Message:
@@ -446,7 +458,7 @@ Shape = tuple[bytes, bytes]
 """The properties of a bare message before its id, and behind it."""
 
 
-class Copy(Publish):
+class PublishCopy(Publish):
     """One of the two copies of a message that goes to two brokers; both have the very same bytes.
 
     shape: of a bare message that does not travel in a batch; its time stamp is that of the call. alone: it
@@ -482,7 +494,7 @@ class Copy(Publish):
         self.shape = shape
         self.alone = alone
         self.place = ""
-        self.twin: Copy | None = None
+        self.twin: PublishCopy | None = None
 
 
 class Bundle(Publish):
@@ -641,13 +653,13 @@ class Sender:
         run: list[Publish] = []  # of one target, with nothing but a body each
         for publish in entries:
             if type(publish) is not Publish:
-                if isinstance(publish, Copy):
+                if isinstance(publish, PublishCopy):
                     publish.sent = sent
                     if publish.shape is not None:
                         self._send_copy(run, publish)
                         continue
                 self._send_run(run)
-                if isinstance(publish, Copy):
+                if isinstance(publish, PublishCopy):
                     properties = publish.properties or b""
                     self._frames_for(publish.target).add(out, properties, publish.body)
                 else:
@@ -662,18 +674,18 @@ class Sender:
                 self._frames_for(publish.target).add(out, publish.properties, publish.body)
         self._send_run(run)
 
-    def _send_copy(self, run: list[Publish], copy: Copy) -> None:
+    def _send_copy(self, run: list[Publish], copy: PublishCopy) -> None:
         """Add a bare copy to the run, which has one target and one shape. No other publish has its target."""
         if run:
             first = run[0]
-            if first.target is not copy.target or cast(Copy, first).shape is not copy.shape:
+            if first.target is not copy.target or cast(PublishCopy, first).shape is not copy.shape:
                 self._send_run(run)
         run.append(copy)
 
     def _send_run(self, run: list[Publish]) -> None:
         if run:
             first = run[0]
-            shape = first.shape if isinstance(first, Copy) else None
+            shape = first.shape if isinstance(first, PublishCopy) else None
             self._uniform_for(first.target, shape).add(self._transport.out, run)
             run.clear()
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from messagebus import BusConfig, ConfigError, Message, PublisherConfig, Spool
 from messagebus.__main__ import cli
 from messagebus._io.admin.parking import SCAN_MAX, Inspection
-from messagebus._io.publish import spool_folder
+from messagebus._io.publish.spool import folder as spool_folder
 from messagebus.admin import ParkedFilter, directory, parked, read_parked, spool
 from messagebus.admin.proof import ASK, Challenges, NotProven, TokenProof, answer_proof
 from messagebus.secret import Secret

@@ -189,7 +189,7 @@ def test_what_is_withdrawn_ends_at_once() -> None:
 class TwoLanes(RuleBasedStateMachine):
     """Two backlogs whose links move among brokers; an oracle keeps where every copy was sent last.
 
-    The second lane never has the first one's broker, as `_io.publish.fleet` sees to; the first moves freely,
+    The second lane never has the first one's broker, as `_io.publish.routes` sees to; the first moves freely,
     and the second one then sends nothing until it is elsewhere.
     """
 

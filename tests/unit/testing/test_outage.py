@@ -12,7 +12,7 @@ import pytest
 from messagebus import AsyncConsumer, AsyncPublisher, LinkLost, LoginRefused, Refused
 from messagebus._io import wire
 from messagebus._io.amqp.link import Link
-from messagebus._io.publish import driver as publish_driver
+from messagebus._io.publish import dialing
 from messagebus._io.wire import OUTAGE_TOLD_EVERY_MS, Outage
 from messagebus.clock import LogLimit
 from messagebus.testing import MemoryBus, links
@@ -47,7 +47,12 @@ async def test_a_client_without_any_broker_says_so_once_and_once_when_it_ends(
         else bus.async_consumer("orders", subscription="a")
     )
     await client.start()
-    outage = client._driver._outage  # type: ignore[union-attr]
+    if isinstance(client, AsyncPublisher):
+        assert client._drivers is not None
+        outage = client._drivers.own.links.dialer.outage
+    else:
+        assert client._driver is not None
+        outage = client._driver._outage
     await eventually_async(lambda: outage._dials > 3, within_s=WITHIN_S)
     assert len(lines(caplog, "no broker is reached")) == 1
     assert len(caplog.messages) == len(set(caplog.messages)), "no line comes twice"
@@ -129,11 +134,11 @@ async def test_a_publish_that_found_no_link_names_the_refused_login(
         raise next(faults, LinkLost("b1", "no answer in time"))
 
     monkeypatch.setattr(links.MemoryWire, "dial", dial)
-    monkeypatch.setattr(publish_driver, "_refusals", LogLimit(0))
+    monkeypatch.setattr(dialing, "_refusals", LogLimit(0))
     async with bus.async_publisher() as publisher:
-        driver = publisher._driver
-        assert driver is not None
-        await eventually_async(lambda: driver.route.dials > 2, within_s=WITHIN_S)
+        assert publisher._drivers is not None
+        route = publisher._drivers.own.links.route
+        await eventually_async(lambda: route.dials > 2, within_s=WITHIN_S)
         with pytest.raises(Refused, match="; login refused: b1: ACCESS_REFUSED"):
             await publisher.send_safe("orders", b"x", timeout_s=0.01)
     assert "login refused broker=b1" in caplog.messages[0], "not that nobody is reached"

@@ -25,7 +25,7 @@ async def test_whoever_waits_for_room_first_is_admitted_first_whatever_the_sizes
             await end
 
         calls = [asyncio.create_task(publish(number)) for number in range(24)]
-        await eventually_async(lambda: len(publisher._waiting) >= 18, within_s=60)
+        await eventually_async(lambda: len(publisher._admission._plain.tickets) >= 18, within_s=60)
         bus.thaw()
         await asyncio.gather(*calls)
     assert admitted == sorted(admitted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,7 +24,7 @@ from messagebus import (
 from messagebus._io.amqp import link
 from messagebus._io.consume.copies import Copies, Original, Stored
 from messagebus._io.loop import now_ms
-from messagebus._io.publish import driver
+from messagebus._io.publish import links
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.wire import Wire
 from messagebus.testing import MemoryBus
@@ -69,7 +70,7 @@ def test_a_message_that_needs_long_for_its_line_goes_over_it_once(
 def test_a_link_that_is_replaced_may_finish_what_is_on_its_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(driver, "RETIRE_MS", RETIRE_MS)
+    monkeypatch.setattr(links, "RETIRE_MS", RETIRE_MS)
     with behind_a_slow_line(Topic("orders")) as (rabbit, bus):
         with Publisher(bus) as publisher:
             publisher.send_safe("orders", b"first")
@@ -106,13 +107,13 @@ async def test_a_slow_broker_that_answers_now_and_then_is_not_logged_each_time(
     ) as publisher:
         await publisher.send_safe("orders", b"first")
         bus.freeze()
-        used = publisher._driver
-        assert used is not None
+        assert publisher._drivers is not None
+        used = publisher._drivers.own
         for number in range(5):
             await publisher.submit("orders", b"slow")
             await asyncio.sleep(0)
-            used._leave_if_slow(now_ms() + 2 * SLOW_MS)
-            used._answered(used.route.current or 0, number + 2, False, True)
+            used.links.leave_if_slow(now_ms() + 2 * SLOW_MS)
+            used.answered(used.links.route.current or 0, number + 2, False, True)
         bus.thaw()
     bus.close()
     assert caplog.text.count("broker slow") == 1
@@ -122,13 +123,13 @@ async def test_a_copy_has_the_time_that_its_body_needs_on_a_slow_line() -> None:
     """A copy that ends before it is stored is tried again permanently, and its original is never answered."""
     times_ms: dict[int, int] = {}
 
-    class Driver:
+    class Memory:
         def submit_encoded(self, *given: Any) -> None:
             _target, body, _id, _properties, times_ms[len(body)], waiter = given
             waiter.set_result(CONFIRMED)
 
     copies = Copies(BusConfig(), Queue("jobs"), cast(Wire, None))
-    copies._driver = cast(PublishDriver, Driver())
+    copies._driver = cast(PublishDriver, SimpleNamespace(memory=Memory()))
     for size in (0, 16 << 20):
         original = Original(
             properties=b"\0\0", body=bytes(size), message_id="m", entry=False, stamp_ms=0

@@ -19,9 +19,10 @@ from messagebus import (
     Unknown,
 )
 from messagebus._io.amqp.link import Link
-from messagebus._io.publish import fleet
+from messagebus._io.publish import redundant
+from messagebus._io.publish.door import MemoryDoor
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Copy
+from messagebus._io.publish.publishes import PublishCopy
 from messagebus.broker import Broker
 from messagebus.testing import MemoryBus
 from messagebus.testing.links import MemoryWire
@@ -51,10 +52,20 @@ def stop_all_but(memory: MemoryBus, *left: str) -> None:
             memory.stop_brokers(broker)
 
 
+def second(publisher: AsyncPublisher) -> PublishDriver:
+    """Return the driver of the second copies."""
+    assert publisher._drivers is not None
+    assert publisher._drivers.redundant is not None
+    made = publisher._drivers.redundant.second
+    assert made is not None
+    return made
+
+
 async def test_without_redundant_publishes_there_is_one_link(memory: MemoryBus) -> None:
     async with memory.async_publisher() as publisher:
         await publisher.send_safe("orders", b"x")
-        assert publisher._fleet is None
+        assert publisher._drivers is not None
+        assert publisher._drivers.redundant is None
         assert publisher.stats().dials == 1
 
 
@@ -73,9 +84,10 @@ async def test_the_second_link_is_used_for_redundant_publishes_alone(
 async def test_the_second_link_ends_when_nobody_has_used_it_for_long(
     publisher: AsyncPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "IDLE_MS", 50)
+    monkeypatch.setattr(redundant, "IDLE_MS", 50)
     await publisher.send_safe("orders", b"x")
-    made = publisher._fleet
+    assert publisher._drivers is not None
+    made = publisher._drivers.redundant
     assert made is not None
     await eventually_async(lambda: made.second is None, within_s=WITHIN_S)
     stats = publisher.stats()
@@ -121,13 +133,13 @@ async def test_with_one_broker_left_required_waits_and_then_says_where_it_lies(
     memory: MemoryBus, publisher: AsyncPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker that is left is that of the second link. No copy is handed to and fro meanwhile."""
-    take_over, handed = PublishDriver.take_over, []
+    take_over, handed = MemoryDoor.take_over, []
 
-    def counted(self: PublishDriver, copies: list[Copy]) -> None:
+    def counted(self: MemoryDoor, copies: list[PublishCopy]) -> None:
         handed.extend(copies)
         take_over(self, copies)
 
-    monkeypatch.setattr(PublishDriver, "take_over", counted)
+    monkeypatch.setattr(MemoryDoor, "take_over", counted)
     both = (await publisher.send_safe("orders", b"w")).brokers
     left = both[1]
     stop_all_but(memory, left)
@@ -159,11 +171,7 @@ async def test_with_one_broker_left_preferred_goes_on_and_warns_once_a_minute(
     assert len(told) == 1
     memory.start_brokers(ONE)
     await eventually_async(
-        lambda: (
-            publisher._fleet is not None
-            and publisher._fleet.second is not None
-            and publisher._fleet.second.is_usable(0)
-        ),
+        lambda: redundant.takes_copies(second(publisher), 0),
         within_s=WITHIN_S,
     )
 
@@ -236,7 +244,7 @@ async def test_what_cannot_be_encoded_is_refused_and_sends_no_copy(
     def fails(*_: object, **__: object) -> bytes:
         raise OverflowError
 
-    monkeypatch.setattr(fleet, "encode_publish", fails)
+    monkeypatch.setattr(redundant, "encode_publish", fails)
     with pytest.raises(Refused, match="cannot be encoded: OverflowError"):
         await publisher.send_safe("orders", Message(body=b"x", key="k"))
     assert memory.published("orders") == []

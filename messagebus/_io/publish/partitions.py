@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import cast
 from zlib import crc32
@@ -30,10 +30,10 @@ from messagebus._io.publish.publishes import (
     Target,
     Waiter,
     place_name,
-    tell,
 )
 from messagebus._io.wire import NEWS_WAIT_S, Wire, follow_homes
 from messagebus.broker import Broker, BrokerList
+from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.homes import (
     Chain,
@@ -57,7 +57,6 @@ AWAY_MS = 1_000
 # What may wait for a home that is away, as a share of the backlog.
 AWAY_SHARE = 8
 TICK_S = 0.25
-NEVER_MS = 1 << 60
 # What comes back has no reader when an agent still knows of no move after this.
 SEALED_MS = 1_000
 # Interval of looks at the answers of the old home, while one is awaited.
@@ -65,100 +64,98 @@ MOVING_S = 0.005
 STOP_TIMEOUT_S = 1.0
 
 
-class HomeDriver(PublishDriver):
-    """The links of one publisher to one home, one after the other. It never leaves for another broker."""
+class HomeBroker:
+    """The broker of some partitions: a route policy that stays, and the driver that publishes there."""
 
-    ordered = True
+    stays = ordered = sends_anywhere = True
 
     def __init__(
         self,
-        home: str,
+        name: str,
         first: PublishDriver,
         bus: BusConfig,
         config: PublisherConfig,
         on_room: Callable[[], None],
         wire: Wire,
     ) -> None:
-        super().__init__(bus, config, on_room, wire, beside=first)
-        self._first = first
-        self._beside = None  # it follows that one's list, and avoids nobody
-        self.home = home
-        self.pending.seals = True
-        self.route.lifetime_ms, self.route.stays = NEVER_MS, True
+        """Make its driver. first: the publisher's own, whose consumer list it shares."""
+        self.name, self._slow_ms = name, whole_ms(config.confirm_slow_s)
+        self.follower = first.policy.follower
         self.exchanges: set[str] = set()
-        self.away_since_ms: int | None = now_ms()
+        self._away_since_ms: int | None = now_ms()
+        self.driver = PublishDriver(bus, config, on_room, wire, policy=self, flushes=first.flushes)
 
-    def is_away(self, now: int) -> bool:
-        """Return whether it has had no link for AWAY_MS, or does not answer."""
-        if self.route.current is not None:
-            self.away_since_ms = None
-            return self.pending.unanswered_ms(now) >= self._slow_ms
-        if self.away_since_ms is None:
-            self.away_since_ms = now
-        return now - self.away_since_ms >= AWAY_MS
+    # The route.
+    def bind(self, wire: Wire, on_list: Callable[[BrokerList], None]) -> None: ...
 
-    def _choose(self, number: int) -> Broker | None:
-        return Broker.parse(self.home)
+    def start(self) -> None: ...
 
-    async def _verify(self, link: Link) -> list[Address]:
+    async def stop(self) -> None: ...
+
+    def avoids(self) -> str | None:
+        return None
+
+    def may_send(self, broker: str) -> bool:
+        return True
+
+    def choose(self, number: int) -> Broker | None:
+        return Broker.parse(self.name)
+
+    async def verify(self, link: Link) -> None:
         """Look for the exchanges: publishing to a missing one would end the link."""
         for refused in (await link.refusals(list(self.exchanges))).values():
             raise refused
-        return await super()._verify(link)
 
-    def _tell(self, settled: list[Item]) -> None:
-        super()._tell(settled)
-        self._first.tell_flushes()  # a flush of that one may wait for what was handed on
+    def why_late(self, last_fault: str) -> str:
+        away = "is away" if self.is_away(now_ms()) else "did not answer"
+        return f"{DEADLINE_PASSED}: home {self.name} of its partition {away}{last_fault}"
+
+    # Its publishes.
+    @property
+    def is_linked(self) -> bool:
+        """True when there is a link to it."""
+        return self.driver.links.is_linked
+
+    def is_away(self, now: int) -> bool:
+        """Return whether it has had no link for AWAY_MS, or does not answer."""
+        if self.is_linked:
+            self._away_since_ms = None
+            return self.driver.pending.unanswered_ms(now) >= self._slow_ms
+        if self._away_since_ms is None:
+            self._away_since_ms = now
+        return now - self._away_since_ms >= AWAY_MS
 
     def end_unroutable(self, destination: str) -> None:
         """Settle what came back, since nobody reads there, and send what follows."""
-        items = self.pending.move_out(destination, only_sent=True)
-        self._settle(self.pending.end(items, UNROUTABLE, NO_READER))
-        self.pending.unseal(destination)
-        self._wake()
-
-    def take_over_one(self, publish: Publish) -> None:
-        """Accept a publish that another driver has accepted before, behind all others."""
-        self._open_destination(publish.target)
-        self.pending.accept(publish, alone=True)
-        self._wake()
-
-    def _on_list(self, brokers: BrokerList) -> None:
-        """Stay: a home moves by the agents' map alone."""
-
-    def leave(self) -> None:
-        """Stay, as the partitions do."""
-
-    def _leave_if_slow(self, now: int) -> None:
-        """Stay: a broker with a slow disk answers later, and heartbeats end a dead link."""
-
-    def _why_late(self) -> str:
-        away = "is away" if self.is_away(now_ms()) else "did not answer"
-        return f"{DEADLINE_PASSED}: home {self.home} of its partition {away}{self._last_fault}"
+        pending = self.driver.pending
+        items = pending.move_out(destination, only_sent=True)
+        self.driver.settle(pending.end(items, UNROUTABLE, NO_READER))
+        pending.unseal(destination)
+        self.driver.wake()
 
 
 class _Topic:
-    """A partitioned topic. drivers: of the homes; targets: content type -> target, both by partition.
+    """A partitioned topic. brokers: of the homes; targets: content type -> target, both by partition.
 
-    told: its homes as text, as in the answer to a question of heard_ms. moving: partition -> its next home,
+    text: its homes as text, as in the answer to a question of heard_ms. moving: partition -> its next home,
     open. sealed_ms: partition of which something came back, while no move is known -> since when.
     """
 
     __slots__ = (
         "asking",
+        "brokers",
         "count",
-        "drivers",
         "heard_ms",
         "homes",
         "moving",
         "name",
         "sealed_ms",
         "targets",
-        "told",
+        "text",
     )
 
-    def __init__(self, name: str, told: str, homes: list[Home], drivers: list[HomeDriver]) -> None:
-        self.name, self.told, self.homes, self.drivers = name, told, homes, drivers
+    def __init__(self, name: str, text: str, homes: list[Home], brokers: list[HomeBroker]) -> None:
+        self.name, self.text, self.homes, self.brokers = name, text, homes, brokers
         self.count = len(homes)
         self.targets: list[dict[str, Target]] = [{} for _ in homes]
         self.moving: dict[int, Home] = {}
@@ -169,15 +166,15 @@ class _Topic:
     def linked(self, partition: int) -> int:
         """Return this partition or the next one whose home has a link; this one where none has."""
         turns = ((partition + number) % self.count for number in range(self.count))
-        return next((n for n in turns if self.drivers[n].route.current is not None), partition)
+        return next((n for n in turns if self.brokers[n].is_linked), partition)
 
     def destination(self, partition: int) -> str:
         segment = segment_of(partition, self.homes[partition])
         return place_name(f"{PARTS}{self.name}", segment)
 
 
-class Homes:
-    """The homes of the partitioned topics of one publisher."""
+class Partitions:
+    """The partitioned topics of one publisher, and the brokers of their homes."""
 
     def __init__(
         self,
@@ -186,44 +183,52 @@ class Homes:
         config: PublisherConfig,
         on_room: Callable[[], None],
         wire: Wire,
-        on_retired: Callable[[HomeDriver], None],
     ) -> None:
-        """on_retired: called with each driver of a broker that is no home any more."""
-        self._first, self._on_retired = first, on_retired
-        self._make: Callable[[str], HomeDriver] = lambda home: HomeDriver(
-            home, first, bus, config, self._room, wire
+        """Create it without a topic. first: the publisher's own driver. on_room: as of `PublishDriver`."""
+        self._first = first
+        self._make: Callable[[str], HomeBroker] = lambda name: HomeBroker(
+            name, first, bus, config, self._room, wire
         )
         self._on_room, self._share = on_room, max(1, config.backlog_messages_max // AWAY_SHARE)
         self._topology, self._tasks, self._ending = wire.topology(), Tasks(), Tasks()
-        self.drivers: dict[str, HomeDriver] = {}
+        self.brokers: dict[str, HomeBroker] = {}
         self._topics: dict[str, _Topic] = {}
         self._turn = itertools.count()
-        self.crowded: HomeDriver | None = None
+        self.crowded: HomeBroker | None = None
         """A home that answers and whose backlog is full: callers wait for it."""
+        self._retired: Counter[str] = (
+            Counter()
+        )  # what drivers counted of brokers that are homes no more
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def drivers(self) -> tuple[PublishDriver, ...]:
+        """The drivers of the homes."""
+        return tuple(each.driver for each in list(self.brokers.values()))
+
+    # Topics and their homes.
     def adopt(self, topic: str, options: Options, items: Iterable[Item]) -> None:
         """Publish a topic to its homes from now on, these first. options: as the agents have them."""
         if topic not in self._topics:
-            told = str(options["homes"])
-            chains = read_chains(told, int(options["partitions"]))
+            text = str(options["homes"])
+            chains = read_chains(text, int(options["partitions"]))
             log.info("partitioned topic=%s partitions=%d", topic, len(chains))
             homes = [chain.taking or chain.homes[0] for chain in chains]
-            drivers = [self._driver(home, topic) for home in homes]
-            self._topics[topic] = _Topic(topic, told, homes, drivers)
+            brokers = [self._broker(home, topic) for home in homes]
+            self._topics[topic] = _Topic(topic, text, homes, brokers)
             self._ask(self._topics[topic])
         if self._timer is None:
             self._tick()
-        self.take_over(topic, items)
+        self._take_over(topic, items)
 
-    def _driver(self, home: Home, topic: str) -> HomeDriver:
-        driver = self.drivers.get(home.broker)
-        if driver is None:
-            driver = self.drivers[home.broker] = self._make(home.broker)
-            driver.start()
-        driver.exchanges.add(f"{PARTS}{topic}")
-        return driver
+    def _broker(self, home: Home, topic: str) -> HomeBroker:
+        broker = self.brokers.get(home.broker)
+        if broker is None:
+            broker = self.brokers[home.broker] = self._make(home.broker)
+            broker.driver.start()
+        broker.exchanges.add(f"{PARTS}{topic}")
+        return broker
 
     def _ask(self, topic: _Topic) -> None:
         """Ask the agents for moves from now on; again, past one that does not answer."""
@@ -232,53 +237,55 @@ class Homes:
         following = follow_homes(
             self._topology,
             topic.name,
-            lambda: topic.told,
-            lambda told, asked_ms: self._learn(topic, told, asked_ms),
+            lambda: topic.text,
+            lambda text, asked_ms: self._learn(topic, text, asked_ms),
             wait_s=lambda: 0 if topic.sealed_ms else NEWS_WAIT_S,
             log=log,
         )
         topic.asking = self._tasks.spawn(following)
 
-    def _learn(self, topic: _Topic, told: str, asked_ms: int) -> bool:
-        known, topic.told = topic.told, joined(topic.told, told or topic.told, topic.count)
-        chains: tuple[Chain, ...] = read_chains(topic.told, topic.count)
+    def _learn(self, topic: _Topic, text: str, asked_ms: int) -> bool:
+        known, topic.text = topic.text, joined(topic.text, text or topic.text, topic.count)
+        chains: tuple[Chain, ...] = read_chains(topic.text, topic.count)
         for partition, (chain, home) in enumerate(zip(chains, topic.homes, strict=True)):
             if chain.taking != home:
                 topic.sealed_ms.pop(partition, None)
             if chain.taking not in (None, home):
                 topic.moving[partition] = chain.homes[-1]
-                topic.drivers[partition].pending.seal(topic.destination(partition))
+                topic.brokers[partition].driver.pending.seal(topic.destination(partition))
         self._move(topic)
         topic.heard_ms = asked_ms
-        return topic.told != known
+        return topic.text != known
 
     def _move(self, topic: _Topic) -> None:
         """Send partitions to their next homes, when nothing is unanswered at the old ones."""
         for partition, home in list(topic.moving.items()):
-            old, left = topic.drivers[partition], topic.destination(partition)
-            unanswered = [topic.homes[partition].epoch] * old.pending.is_unanswered(left)
+            old, left = topic.brokers[partition].driver.pending, topic.destination(partition)
+            unanswered = [topic.homes[partition].epoch] * old.is_unanswered(left)
             if not may_publish(home, unanswered):
                 continue
             log.info("partition moved topic=%s partition=%d to=%s", topic.name, partition, home)
             topic.homes[partition], topic.targets[partition] = home, {}
-            topic.drivers[partition] = new = self._driver(home, topic.name)
-            for item in cast(list[Publish], old.pending.move_out(left)):
+            topic.brokers[partition] = new = self._broker(home, topic.name)
+            for item in cast(list[Publish], old.move_out(left)):
                 item.target = self._target(topic, partition, item.target.content_type)
                 item.destination = item.target.destination
-                new.take_over_one(item)
-            old.pending.unseal(left)
+                new.driver.memory.accept_alone(item)
+            old.unseal(left)
             del topic.moving[partition]
         if topic.moving:
             self._loop.call_later(MOVING_S, self._move, topic)
 
     def _look_at_sealed(self, topic: _Topic, now: int) -> None:
         """End what came back from a home that no agent has seen moving, neither at once nor later."""
-        if not any(driver.pending.sealed for driver in self.drivers.values()):
+        if not any(each.driver.pending.sealed for each in self.brokers.values()):
             return
-        taking = [chain.taking for chain in read_chains(topic.told, topic.count)]
-        for partition, driver in enumerate(topic.drivers):
+        taking = [chain.taking for chain in read_chains(topic.text, topic.count)]
+        for partition, broker in enumerate(topic.brokers):
             sealed = topic.destination(partition)
-            if taking[partition] != topic.homes[partition] or sealed not in driver.pending.sealed:
+            if taking[partition] != topic.homes[partition]:
+                continue
+            if sealed not in broker.driver.pending.sealed:
                 continue
             if not topic.sealed_ms:
                 topic.sealed_ms[partition] = now
@@ -286,27 +293,28 @@ class Homes:
             since_ms = topic.sealed_ms.setdefault(partition, now)
             if topic.heard_ms - since_ms >= SEALED_MS:
                 del topic.sealed_ms[partition]
-                driver.end_unroutable(sealed)
+                broker.end_unroutable(sealed)
 
-    def take_over(self, topic: str, items: Iterable[Item]) -> None:
+    # Publishes.
+    def _take_over(self, topic: str, items: Iterable[Item]) -> None:
         """Publish these, which another driver has accepted, in their order."""
         for item in cast(Iterable[Publish], items):
             key = "" if item.properties is None else _key_of(item.properties)
-            driver, own = self._place(self._topics[topic], key, item.target.content_type)
+            broker, own = self._place(self._topics[topic], key, item.target.content_type)
             item.target, item.destination = own, own.destination
-            driver.take_over_one(item)
+            broker.driver.memory.accept_alone(item)
 
-    def _place(self, topic: _Topic, key: str, content_type: str) -> tuple[HomeDriver, Target]:
+    def _place(self, topic: _Topic, key: str, content_type: str) -> tuple[HomeBroker, Target]:
         turn = 0 if key else next(self._turn) % topic.count
         partition = partition_of(key, topic.count) if key else topic.linked(turn)
         own = topic.targets[partition].get(content_type)
-        return topic.drivers[partition], own or self._target(topic, partition, content_type)
+        return topic.brokers[partition], own or self._target(topic, partition, content_type)
 
     def _target(self, topic: _Topic, partition: int, content_type: str) -> Target:
         exchange, segment = f"{PARTS}{topic.name}", segment_of(partition, topic.homes[partition])
         address = Address(topic.name, exchange, segment, Durability.FSYNC)
-        made = topic.targets[partition][content_type] = Target(address, content_type)
-        return made
+        own = topic.targets[partition][content_type] = Target(address, content_type)
+        return own
 
     def submit(
         self,
@@ -316,27 +324,25 @@ class Homes:
         timeout_ms: int,
         waiter: Waiter | Many | None,
     ) -> Publish:
-        """Accept a publish without a bound: the caller has asked for room. As `PublishDriver.submit`."""
+        """Accept a publish without a bound: the caller has asked for room. As `Door.submit`."""
         topic, key = self._topics[target.address.name], "" if message is None else message.key
         number = crc32(key.encode()) if key else next(self._turn)  # `_place` inlined
         partition = number % topic.count
-        if not key and topic.drivers[partition].route.current is None:
+        if not key and topic.brokers[partition].driver.links.current is None:
             partition = topic.linked(partition)
-        driver, own = topic.drivers[partition], topic.targets[partition].get(target.content_type)
+        broker, own = topic.brokers[partition], topic.targets[partition].get(target.content_type)
         if own is None:
             own = self._target(topic, partition, target.content_type)
-        if driver.pending.waiting >= self._share:
-            now = now_ms()
-            if driver.is_away(now):
+        memory, pending = broker.driver.memory, broker.driver.pending
+        if pending.waiting >= self._share:
+            if broker.is_away(now_ms()):
                 message_id = message.message_id if message is not None else ""
                 publish = Publish(message_id, own, body, None, 0, waiter)
-                away = f"home {driver.home} of partition {partition} is away"
-                driver.pending.refuse(publish, f"{away}, and {self._share} wait")
-                self._loop.call_soon(tell, [publish], time.monotonic_ns())
-                return publish
-            if not driver.pending.has_room(len(body) + 1, 2):
-                self.crowded = driver
-        return driver.submit(own, body, message, timeout_ms, waiter)
+                away = f"home {broker.name} of partition {partition} is away"
+                return memory.refuse(publish, f"{away}, and {self._share} wait")
+            if not pending.has_room(len(body) + 1, 2):
+                self.crowded = broker
+        return memory.submit(own, body, message, timeout_ms, waiter)
 
     def away_home(self, topic: str, key: str) -> str:
         """Return the home that keeps this key from going out, because it is away; "" for none.
@@ -345,12 +351,13 @@ class Homes:
         for a topic that is not published to its homes.
         """
         found = self._topics.get(topic)
-        if found is None or self._first.route.current is None:
+        if found is None or not self._first.links.is_linked:
             return ""
         now = now_ms()
-        drivers = [found.drivers[partition_of(key, found.count)]] if key else found.drivers
-        return drivers[0].home if all(each.is_away(now) for each in drivers) else ""
+        brokers = [found.brokers[partition_of(key, found.count)]] if key else found.brokers
+        return brokers[0].name if all(each.is_away(now) for each in brokers) else ""
 
+    # Room and time.
     def _room(self) -> None:
         self._look()
         self._on_room()
@@ -358,14 +365,13 @@ class Homes:
     def _look(self) -> None:
         now = now_ms()
         crowded = self.crowded
-        if crowded is not None and (crowded.pending.has_room(0) or crowded.is_away(now)):
+        if crowded is not None and (crowded.driver.pending.has_room(0) or crowded.is_away(now)):
             self.crowded = None
 
     def _tick(self) -> None:
         now = now_ms()
-        for driver in list(self.drivers.values()):
-            driver.is_away(now)
-            driver.tell_flushes()  # what it waits for may have moved
+        for broker in self.brokers.values():
+            broker.is_away(now)
         for topic in self._topics.values():
             self._look_at_sealed(topic, now)
         self._retire()
@@ -375,25 +381,34 @@ class Homes:
 
     def _retire(self) -> None:
         """Hang up on brokers that are no homes any more, so that they can be stopped."""
-        used = {driver for topic in self._topics.values() for driver in topic.drivers}
-        for broker, driver in list(self.drivers.items()):
-            if driver not in used and not driver.unsettled():
-                log.info("no home any more broker=%s", broker)
-                del self.drivers[broker]
-                self._on_retired(driver)
-                self._ending.spawn(driver.stop(0))
+        used = {broker for topic in self._topics.values() for broker in topic.brokers}
+        for name, broker in list(self.brokers.items()):
+            if broker not in used and not broker.driver.door.unsettled():
+                log.info("no home any more broker=%s", name)
+                del self.brokers[name]
+                self._retired.update(broker.driver.counts())
+                self._ending.spawn(broker.driver.stop(0))
 
     def waiting(self) -> tuple[int, int]:
         """Return the messages that wait for the busiest home that answers, and bytes."""
         now = now_ms()
-        near = [each.pending for each in self.drivers.values() if not each.is_away(now)]
+        near = [
+            each.driver.pending for each in list(self.brokers.values()) if not each.is_away(now)
+        ]
         return (
             max((each.waiting for each in near), default=0),
             max((each.waiting_bytes for each in near), default=0),
         )
 
-    async def stop(self) -> None:
-        """End the timer and the questions; the drivers are stopped by their fleet."""
+    def counts(self) -> Counter[str]:
+        """Return what the drivers of homes counted, by the names of `PublisherStats` and of outcomes."""
+        counts = Counter(dict(self._retired))  # a copy: other threads read it
+        for driver in self.drivers:
+            counts.update(driver.counts())
+        return counts
+
+    async def close(self) -> None:
+        """End the timer and the questions; the publisher stops the drivers."""
         await self._tasks.cancel()
         for topic in self._topics.values():
             topic.moving.clear()

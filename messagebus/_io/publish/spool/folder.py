@@ -349,6 +349,14 @@ class Store:
         """Delete what is to be deleted; after an error all of it is tried again."""
         self.folder.delete([segment.name for segment in self.gone], cursor_bytes(self.index))
 
+    def save_cursor(self, raw: bytes) -> None:
+        """Replace the cursor, which may be late after a power-off."""
+        self.folder.save_cursor(raw, safely=False)
+
+    def leave(self) -> None:
+        """Give up the sub-folder, of which everything is sent."""
+        self.folder.close(remove=True)
+
     @classmethod
     def create(cls, root: Path, bus: str) -> Store:
         return cls(SpoolFolder.create(root, bus), SpoolIndex(secrets.token_bytes(SPOOL_ID_BYTES)))

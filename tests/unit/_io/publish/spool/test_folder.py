@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from messagebus import Hooks, Outcome, Published, PublisherConfig, Spool
-from messagebus._io.publish import spool_folder, spooling
+from messagebus._io.publish.spool import folder as spool_folder
+from messagebus._io.publish.spool import keeper, replayer, writer
 from messagebus.admin.spool import read_spool
 from messagebus.errors import ConfigError
 from messagebus.testing import MemoryBus
@@ -126,8 +127,11 @@ def test_what_was_spooled_and_not_sent_is_on_the_disk_at_any_power_off(
 
     monkeypatch.setattr(spool_folder, "sync", watched(disk.sync))
     monkeypatch.setattr(spool_folder, "sync_folder", watched(disk.sync_folder))
-    for name, value in (("SEGMENT_BYTES", 2_000), ("CURSOR_CONFIRMS", 7), ("IDLE_MS", 0)):
-        monkeypatch.setattr(spooling, name, value)
+    for part in (keeper, writer):
+        monkeypatch.setattr(part, "SEGMENT_BYTES", 2_000)
+    for part in (keeper, replayer):
+        monkeypatch.setattr(part, "CURSOR_CONFIRMS", 7)
+    monkeypatch.setattr(keeper, "IDLE_MS", 0)
     bus, chance = MemoryBus(), random.Random(17)
     bus.declare("orders/billing")
     numbers = iter(range(400))

@@ -34,9 +34,9 @@ from messagebus import (
     Topic,
     Unknown,
 )
-from messagebus._io.publish import spool_folder
 from messagebus._io.publish.publishes import Outgoing
-from messagebus._io.publish.spooling import place_of, read_place
+from messagebus._io.publish.spool import folder as spool_folder
+from messagebus._io.publish.spool.records import place_of, read_place
 from messagebus.admin.spool import spool_status
 from messagebus.destination import Destination
 from messagebus.message import Options
@@ -54,6 +54,11 @@ def bus() -> Iterator[MemoryBus]:
     yield bus
     bus.start_brokers()
     bus.close()
+
+
+def retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("keeper", "writer", "replayer"):
+        monkeypatch.setattr(f"messagebus._io.publish.spool.{part}.DISK_RETRY_MS", 20)
 
 
 def spool(path: Path, **settings: int | bool) -> Spool:
@@ -514,7 +519,7 @@ def test_a_disk_that_fails_is_told_and_loses_nothing_that_was_spooled(
     error: int,
     at_sync: bool,
 ) -> None:
-    monkeypatch.setattr("messagebus._io.publish.spooling.DISK_RETRY_MS", 20)
+    retry_soon(monkeypatch)
     disk = Disk(monkeypatch)
     bus.stop_brokers()
     publisher = started(bus, spool(tmp_path))
@@ -641,7 +646,7 @@ def test_damage_is_told_and_put_aside_and_the_rest_arrives(
 def test_what_is_sent_leaves_a_disk_that_has_no_room_even_for_the_cursor(
     bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    monkeypatch.setattr("messagebus._io.publish.spooling.DISK_RETRY_MS", 20)
+    retry_soon(monkeypatch)
     bus.stop_brokers()
     publisher = started(bus, spool(tmp_path))
     publisher.send_safe("orders", b"fills the disk")
@@ -671,7 +676,7 @@ def test_what_is_sent_leaves_a_disk_that_has_no_room_even_for_the_cursor(
 def test_what_cannot_be_read_just_now_is_sent_later_or_put_aside(
     bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messagebus._io.publish.spooling.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("messagebus._io.publish.spool.writer.SEGMENT_BYTES", 1)
     left_behind(bus, spool(tmp_path), b"0", b"1", b"2")
     first, second, _ = segments(tmp_path)
     unreadable = {first.name: errno.EIO, second.name: errno.EMFILE}
@@ -705,7 +710,7 @@ def test_a_missing_segment_is_told(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("messagebus._io.publish.spooling.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("messagebus._io.publish.spool.writer.SEGMENT_BYTES", 1)
     left_behind(bus, spool(tmp_path), b"0", b"1", b"2")
     segments(tmp_path)[1].unlink()
     publisher = started(bus, spool(tmp_path))
@@ -755,7 +760,7 @@ def test_a_clock_that_goes_back_makes_no_negative_age(
     publisher = started(bus, spool(tmp_path))
     publisher.send_safe("orders", b"x")
     now = time.time()
-    monkeypatch.setattr("messagebus._io.publish.spooling.time.time", lambda: now - 86_400.0)
+    monkeypatch.setattr("messagebus._io.publish.spool.keeper.time.time", lambda: now - 86_400.0)
     assert publisher.stats().spool_oldest_s == 0.0
     publisher.send_safe("orders", b"y")
     drained(bus, publisher)
@@ -790,11 +795,11 @@ def test_an_unexpected_error_of_the_spool_ends_publishes_and_goes_by(
     caplog: pytest.LogCaptureFixture,
     where: str,
 ) -> None:
-    monkeypatch.setattr("messagebus._io.publish.spooling.DISK_RETRY_MS", 20)
+    retry_soon(monkeypatch)
     bus.stop_brokers()
     publisher = started(bus, spool(tmp_path), PublisherConfig(deadline_s=0.5))
     with monkeypatch.context() as patch:
-        patch.setattr(f"messagebus._io.publish.spooling.{where}", lambda *_: 1 // 0)
+        patch.setattr(f"messagebus._io.publish.spool.writer.{where}", lambda *_: 1 // 0)
         with pytest.raises(Refused, match=r"the spool takes nothing: .*division"):
             publisher.send_safe("orders", b"x")
     assert "ZeroDivisionError" in caplog.text
@@ -807,7 +812,7 @@ def test_an_unexpected_error_of_the_spool_ends_publishes_and_goes_by(
 def test_an_unexpected_error_while_sending_from_the_spool_goes_by(
     bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messagebus._io.publish.spooling.DISK_RETRY_MS", 20)
+    retry_soon(monkeypatch)
     bus.stop_brokers()
     publisher = started(bus, spool(tmp_path))
     publisher.send_safe("orders", b"x")
@@ -818,7 +823,7 @@ def test_an_unexpected_error_while_sending_from_the_spool_goes_by(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("messagebus._io.publish.spooling.scan", fail)
+        patch.setattr("messagebus._io.publish.spool.replayer.scan", fail)
         bus.start_brokers()
         assert failed.wait(WITHIN_S)
     drained(bus, publisher)

@@ -20,7 +20,7 @@ from messagebus import (
     Spool,
     Topic,
 )
-from messagebus._io.publish import homes
+from messagebus._io.publish import partitions
 from messagebus.core.homes import partition_of, read_homes
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually, eventually_async
@@ -54,14 +54,15 @@ def key_at(memory: MemoryBus, home: str) -> str:
 async def test_a_home_that_is_away_stops_its_own_keys_only_and_is_named(
     memory: MemoryBus, publisher: AsyncPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homes, "AWAY_MS", 50)
+    monkeypatch.setattr(partitions, "AWAY_MS", 50)
     own, other = key_at(memory, ONE), key_at(memory, "memory-2:5672")
     await publisher.send_safe("orders", b"x", key=own)
     memory.stop_brokers(ONE)
     first = await publisher.submit("orders", b"waits", key=own, timeout_s=60)
     waiting = [await publisher.submit("orders", b"x", key=own, timeout_s=60) for _ in range(9)]
-    assert publisher._fleet is not None
-    home = publisher._fleet.homes.drivers[ONE]  # type: ignore[union-attr]
+    assert publisher._drivers is not None
+    assert publisher._drivers.partitions is not None
+    home = publisher._drivers.partitions.brokers[ONE]
     await eventually_async(
         lambda: home.is_away(time.monotonic_ns() // 1_000_000), within_s=WITHIN_S
     )

@@ -1,0 +1,315 @@
+"""The door of a publisher's driver: what it does with a publish between its call and `core.pending`.
+
+`MemoryDoor` keeps publishes in memory until a broker has answered. A publisher with a spool has
+`_io.publish.spool.door.DiskDoor` before it. A driver calls its door at its own start, ticks, flush and stop,
+so that what waits elsewhere has its time and its end too. All of it runs on the driver's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+from messagebus._io.amqp.properties import due_first, encode, encode_entry
+from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.publish.destinations import Destinations
+from messagebus._io.publish.publishes import (
+    Bundle,
+    Many,
+    Publish,
+    PublishCopy,
+    Target,
+    Waiter,
+    tell,
+)
+from messagebus.clock import whole_ms
+from messagebus.config import PublisherConfig
+from messagebus.core.confirms import Packing
+from messagebus.core.pending import Item, PendingPublishes
+from messagebus.destination import PARTS
+from messagebus.message import Message
+
+
+class SpoolCounts(NamedTuple):
+    """Counts of a publisher's spool: see `messagebus.stats.PublisherStats`.
+
+    ends: of messages sent from it, by outcome; `PendingPublishes.ended` has them, too.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    oldest_s: float = 0.0
+    replayed: int = 0
+    failures: int = 0
+    damaged: int = 0
+    ends: Mapping[str, int] = {}
+
+
+class Sending(Protocol):
+    """The part of a driver that its door uses. properties_max: in bytes, of the current link.
+
+    unconfirmed: destinations whose publishes end when they are sent.
+    """
+
+    pending: PendingPublishes
+    destinations: Destinations
+    unconfirmed: set[str]
+    ids: Iterator[str]
+    is_woken: bool
+    memory: MemoryDoor
+    tasks: Tasks
+
+    @property
+    def properties_max(self) -> int: ...
+
+    @property
+    def broker(self) -> str:
+        """The name of the current link's broker, "" without one."""
+
+    def wake(self) -> None:
+        """Send what can be sent, in the next turn of the loop."""
+
+    def settle(self, settled: list[Item]) -> None:
+        """Give settled publishes their ends."""
+
+    def is_taking(self, now_ms: int) -> bool:
+        """Return whether there is a link to a broker that takes publishes and answers."""
+
+    def why_late(self) -> str:
+        """Return why a publish whose deadline has passed was not answered."""
+
+
+class Door(Protocol):
+    """The way of publishes into a driver."""
+
+    @property
+    def fault(self) -> str:
+        """The reason why there is no room beside the backlog, "" where there is none to look for."""
+
+    def submit(
+        self,
+        target: Target,
+        body: bytes,
+        message: Message | None,
+        timeout_ms: int,
+        waiter: Waiter | Many | None,
+    ) -> Publish:
+        """Accept a publish without a bound: the caller has asked for room.
+
+        message: None for only a body. waiter: gets the end.
+        """
+
+    def submit_bundle(
+        self, target: Target, bodies: list[bytes], size: int, timeout_ms: int, waiter: Many
+    ) -> Bundle:
+        """Accept bodies that `packing_of` lets travel together, `size` bytes in all. As `submit`."""
+
+    def packing_of(self, target: Target) -> Packing | None:
+        """Return the bounds of a bundle of plain bodies; None where each is its own publish, or lingers."""
+
+    def unsettled(self) -> list[Item]:
+        """Return the accepted publishes that are not settled, in no order."""
+
+    def counts(self) -> SpoolCounts:
+        """Return the counts of the spool; zeros without one. Any thread may ask."""
+
+    # The driver's own moments.
+    def start(self) -> None: ...
+
+    async def opened(self, timeout_s: float) -> None:
+        """Wait until it knows all that waits behind it, before a flush."""
+
+    def before_tick(self, now_ms: int) -> None: ...
+
+    def after_tick(self, now_ms: int) -> None: ...
+
+    def put_forward(self, ms: int) -> None:
+        """Advance the time of what waits behind it by ms, for a bus in memory."""
+
+    def begin_stop(self) -> None:
+        """Note that the driver stops; it flushes next."""
+
+    async def shut(self) -> int:
+        """Settle what waits behind it. Returns how many messages no disk has."""
+
+    async def close(self) -> None:
+        """Give up files and threads: all links are closed."""
+
+
+def encode_publish(target: Target, message: Message, message_id: str, *, alone: bool) -> bytes:
+    """Return the properties of a message, or its entry's in a batch."""
+    if alone:
+        is_delayed = target.address.routing_key and not target.address.exchange.startswith(PARTS)
+        if is_delayed and message.ttl_s is not None:
+            message = due_first(message)
+        return encode(message, message_id, int(time.time()), persistent=target.confirms)
+    return encode_entry(message, message_id)
+
+
+class MemoryDoor:
+    """The way into the memory of a driver."""
+
+    fault = ""
+
+    def __init__(self, driver: Sending, config: PublisherConfig) -> None:
+        self._driver, self._pending, self._ids = driver, driver.pending, driver.ids
+        self._known = driver.destinations.known
+        self._batch, self._bundle_max = config.batch, config.backlog_messages_max
+        self._loop = asyncio.get_running_loop()
+
+    # Accepting.
+    def submit(
+        self,
+        target: Target,
+        body: bytes,
+        message: Message | None,
+        timeout_ms: int,
+        waiter: Waiter | Many | None,
+    ) -> Publish:
+        if target.destination not in self._known:
+            self.open(target)
+        deadline_ms = time.monotonic_ns() // 1_000_000 + timeout_ms
+        if message is None:
+            publish = Publish(next(self._ids), target, body, None, deadline_ms, waiter)
+            self._pending.accept(publish)
+        else:
+            message_id = message.message_id or next(self._ids)
+            publish = Publish(message_id, target, body, None, deadline_ms, waiter)
+            alone = self.goes_alone(target, message)
+            try:
+                # Encode now: the application may change its headers afterwards.
+                publish.properties = encode_publish(target, message, message_id, alone=alone)
+            except Exception as fault:  # an AMQP table cannot hold it
+                return self.refuse(publish, f"cannot be encoded: {type(fault).__name__}")
+            size, most = len(publish.properties), self._driver.properties_max
+            if alone and size > most:
+                return self.refuse(publish, f"headers of {size} bytes: its broker takes {most}")
+            self._pending.accept(publish, alone=alone)
+        if not self._driver.is_woken:
+            self._driver.wake()
+        return publish
+
+    def refuse(self, publish: Publish, reason: str) -> Publish:
+        """End a publish that cannot be sent at all, in a turn of its own."""
+        self._pending.refuse(publish, reason)
+        self._loop.call_soon(tell, [publish], time.monotonic_ns())
+        return publish
+
+    def submit_encoded(
+        self,
+        target: Target,
+        body: bytes,
+        message_id: str,
+        properties: bytes,
+        timeout_ms: int,
+        waiter: Waiter,
+    ) -> None:
+        """Do as `submit`, for encoded properties with this id; it travels alone."""
+        deadline_ms = now_ms() + timeout_ms
+        self.accept_alone(Publish(message_id, target, body, properties, deadline_ms, waiter))
+
+    def accept_alone(self, publish: Publish) -> None:
+        """Accept a publish with its properties, in no batch and behind all others."""
+        if publish.target.destination not in self._known:
+            self.open(publish.target)
+        self._pending.accept(publish, alone=True)
+        self._driver.wake()
+
+    def submit_copy(self, copy: PublishCopy) -> None:
+        """Accept one of two copies, as `submit`."""
+        if copy.target.destination not in self._known:
+            self.open(copy.target)
+        self._pending.accept(copy, alone=copy.alone)
+        if not self._driver.is_woken:
+            self._driver.wake()
+
+    def take_over(self, copies: list[PublishCopy]) -> None:
+        """Accept copies that another driver could not send, ahead of all others, in their order."""
+        for copy in reversed(copies):
+            if copy.target.destination not in self._known:
+                self.open(copy.target)
+            self._pending.accept_first(copy, alone=copy.alone)
+        self._driver.wake()
+
+    def submit_bundle(
+        self, target: Target, bodies: list[bytes], size: int, timeout_ms: int, waiter: Many
+    ) -> Bundle:
+        ids = list(itertools.islice(self._ids, len(bodies)))
+        bundle = Bundle(ids, bodies, size, target, now_ms() + timeout_ms, waiter)
+        self.accept_bundle(bundle)
+        return bundle
+
+    def accept_bundle(self, bundle: Bundle) -> None:
+        """Accept a bundle."""
+        if bundle.target.destination not in self._known:
+            self.open(bundle.target)
+        self._pending.accept_bundle(bundle)
+        self._driver.wake()
+
+    # Destinations and how their messages are packed.
+    def open(self, target: Target) -> None:
+        """Open the destination of a target for which a message is accepted in this turn of the loop."""
+        packing = self._packing(target)
+        if packing is not None:
+            self._pending.pack(target.destination, packing)
+        if not target.confirms:
+            self._driver.unconfirmed.add(target.destination)
+        self._driver.destinations.use(target.address)
+
+    def _packing(self, target: Target) -> Packing | None:
+        batching = self._batch.get(target.address.name)
+        if batching is None or target.address.routing_key:
+            return None
+        return Packing(batching.count_max, batching.bytes_max, whole_ms(batching.linger_s))
+
+    def packing_of(self, target: Target) -> Packing | None:
+        packing = self._packing(target)
+        if packing is None or packing.linger_ms:
+            return None
+        return packing._replace(count_max=min(packing.count_max, self._bundle_max))
+
+    def packed_max(self, target: Target) -> int:
+        """Return the size in bytes below which a bare body travels in batches; 0 for none."""
+        packing = self._packing(target)
+        return 0 if packing is None else packing.bytes_max
+
+    def goes_alone(self, target: Target, message: Message) -> bool:
+        """Return whether it is kept out of batches: the broker must see it, or it is too large."""
+        packing = self._packing(target)
+        return (
+            packing is None
+            or message.priority is not None
+            or message.ttl_s is not None
+            or len(message.body) >= packing.bytes_max
+        )
+
+    # The driver's own moments: everything is in `core.pending`, which the driver settles.
+    def unsettled(self) -> list[Item]:
+        return list(self._pending.unsettled())
+
+    def counts(self) -> SpoolCounts:
+        return SpoolCounts()
+
+    def start(self) -> None: ...
+
+    async def opened(self, timeout_s: float) -> None: ...
+
+    def before_tick(self, now_ms: int) -> None: ...
+
+    def after_tick(self, now_ms: int) -> None: ...
+
+    def put_forward(self, ms: int) -> None: ...
+
+    def begin_stop(self) -> None: ...
+
+    async def shut(self) -> int:
+        return 0
+
+    async def close(self) -> None: ...
+
+
+MakeDoor = Callable[[Sending], Door]
+"""The making of a door before that into memory, when all else of the driver is there."""

@@ -1,0 +1,250 @@
+"""All drivers of one publisher: its own one, and those that redundant and partitioned publishes need.
+
+Most publishers have their own driver alone. The modules of the others are imported by the first publish that
+needs them. Runs on the publisher's loop, but for what says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from messagebus._io.hooks import HookChain
+from messagebus._io.publish.door import MakeDoor
+from messagebus._io.publish.driver import PublishDriver
+from messagebus._io.publish.publishes import (
+    Address,
+    Ended,
+    Many,
+    Outgoing,
+    PublishCopy,
+    Target,
+    Waiter,
+)
+from messagebus._io.wire import Wire
+from messagebus.clock import in_seconds
+from messagebus.config import BusConfig, PublisherConfig
+from messagebus.core.pending import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE, Item
+from messagebus.core.redundancy import PARTITIONED, REQUIRED
+from messagebus.errors import ConfigError, NotReady
+from messagebus.message import Message
+from messagebus.stats import PublisherStats
+from messagebus.topology import Options
+
+if TYPE_CHECKING:
+    from messagebus._io.publish.partitions import Partitions
+    from messagebus._io.publish.redundant import RedundantDrivers
+
+
+async def refuse_batches(config: PublisherConfig, wire: Wire) -> None:
+    """Raise ConfigError where a subscription cannot read what this publisher would pack."""
+    if config.batch and (names := await wire.topology().plain_sources(config.batch)):
+        raise ConfigError(f"batch: consumers of {', '.join(names)} take no batches (plain)")
+
+
+class Drivers:
+    """The drivers of one publisher."""
+
+    def __init__(
+        self,
+        bus: BusConfig,
+        config: PublisherConfig,
+        outgoing: Outgoing,
+        on_room: Callable[[], None],
+        wire: Wire,
+        hooks: HookChain | None,
+    ) -> None:
+        """Create its own driver. outgoing: gets the names of topics that turn out to have partitions.
+
+        Raises ConfigError for a spool's folder that cannot be used.
+        """
+        self._bus, self._config, self._outgoing = bus, config, outgoing
+        self._on_room, self._wire = on_room, wire
+        self.own = PublishDriver(
+            bus, config, on_room, wire, door=self._spool_of(hooks) if config.spool else None
+        )
+        self.redundant: RedundantDrivers | None = None
+        self.partitions: Partitions | None = None
+        if config.spool is None:
+            self.own.on_partitioned(self._adopt)
+
+    def _spool_of(self, hooks: HookChain | None) -> MakeDoor:
+        from messagebus._io.publish.spool.door import DiskDoor
+
+        return lambda driver: DiskDoor(driver, self._bus, self._config, hooks)
+
+    @property
+    def all(self) -> tuple[PublishDriver, ...]:
+        """All of them, its own first. Any thread may ask."""
+        redundant, partitions = self.redundant, self.partitions
+        drivers = (self.own,) if redundant is None else redundant.drivers
+        return drivers if partitions is None else (*drivers, *partitions.drivers)
+
+    # Publishes that need more than the publisher's own driver.
+    def submit(
+        self,
+        target: Target,
+        body: bytes,
+        message: Message | None,
+        timeout_ms: int,
+        waiter: Waiter | Many | None,
+    ) -> Ended:
+        """Accept any publish without a bound: the caller has asked for room. As `Door.submit`."""
+        if not target.redundancy:
+            return self.own.door.submit(target, body, message, timeout_ms, waiter)
+        if self.partitions is not None and target.redundancy == PARTITIONED:
+            return self.partitions.submit(target, body, message, timeout_ms, waiter)
+        redundant = self.redundant or self._make_redundant()
+        return redundant.submit(target, body, message, timeout_ms, waiter)
+
+    def _make_redundant(self) -> RedundantDrivers:
+        from messagebus._io.publish.redundant import RedundantDrivers
+
+        self.redundant = RedundantDrivers(
+            self.own, self._bus, self._config, self._on_room, self._wire
+        )
+        return self.redundant
+
+    def _adopt(self, address: Address, options: Options, items: list[Item]) -> str:
+        """Publish a topic to the homes of its partitions. Returns why not, "" when it does."""
+        from messagebus._io.publish.partitions import Partitions
+
+        topic = address.name
+        if topic in self._config.batch:
+            return f"{topic} has partitions: batch is for topics without"
+        if self.partitions is None:
+            self.partitions = Partitions(
+                self.own, self._bus, self._config, self._on_room, self._wire
+            )
+        self._outgoing.partitioned(topic, int(options["partitions"]))
+        self.partitions.adopt(topic, options, [i for i in items if not isinstance(i, PublishCopy)])
+        if copies := [item for item in items if isinstance(item, PublishCopy)]:
+            self.own.refuse(copies, f"{topic} has partitions: redundant is for topics without")
+        return ""
+
+    def has_room(self, size: int, count: int = 1) -> bool:
+        """Return whether a redundant or partitioned publish of this size in bytes finds room."""
+        if self.partitions is not None and self.partitions.crowded is not None:
+            return False
+        second = None if self.redundant is None else self.redundant.second
+        return self.own.pending.has_room(size, count) and (
+            second is None or second.pending.has_room(size, count)
+        )
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Messages that wait in the fullest backlog of those, and bytes. Any thread may ask."""
+        messages, size = (0, 0) if self.partitions is None else self.partitions.waiting()
+        redundant = self.redundant
+        drivers = (self.own,) if redundant is None else redundant.drivers
+        return (
+            max(messages, *(each.pending.waiting for each in drivers)),
+            max(size, *(each.pending.waiting_bytes for each in drivers)),
+        )
+
+    def away_home(self, topic: str, key: str) -> str:
+        """Return the home that keeps this key from going out, as `Partitions.away_home`."""
+        return "" if self.partitions is None else self.partitions.away_home(topic, key)
+
+    # Life.
+    async def fulfil(self, timeout_s: float) -> None:
+        """Wait until start(require="one") is fulfilled. Raises NotReady or LoginRefused."""
+        dialer = self.own.links.dialer
+        try:
+            async with asyncio.timeout(timeout_s):
+                await dialer.connected.wait()
+        except TimeoutError:
+            told = f"no link to {self._bus.broker} within {timeout_s:g} s"
+            raise dialer.fatal or NotReady(told) from None
+        if dialer.fatal is not None:
+            raise dialer.fatal
+
+    def refuse_unnamed(self) -> None:
+        """Raise NotReady where no redundant publish of this connected publisher can be confirmed."""
+        config = self._config
+        if config.redundant and config.redundancy == REQUIRED and not self.own.broker:
+            raise NotReady(
+                "redundant: the broker does not say its name (cluster_name), so two cannot be told apart"
+            )
+
+    async def flush(self, timeout_s: float) -> int:
+        """Do as `PublishDriver.flush`, for all; a message with two copies counts once."""
+        await self.own.door.opened(timeout_s)
+        items = [item for driver in self.all for item in driver.begin_flush()]
+        if not await self.own.flushes.wait(items, timeout_s):
+            return 0
+        left = [item for item in items if item.end is None]
+        redundant = {item.waiter for item in left if isinstance(item, PublishCopy)}
+        others = sum(item.count for item in left if not isinstance(item, PublishCopy))
+        return others + len(redundant)
+
+    async def stop(self, timeout_s: float) -> int:
+        """Do as `PublishDriver.stop`, for all; a message with two copies counts once."""
+        until_s = time.monotonic() + timeout_s
+        if self._config.spool is not None:
+            return await self.own.stop(timeout_s)
+        left = await self.flush(timeout_s)  # what waits for its topic's homes makes them
+        if self.redundant is not None:
+            self.redundant.end_timer()
+        if self.partitions is not None:
+            await self.partitions.close()
+        left_s = max(0.0, until_s - time.monotonic())
+        first, *others = await asyncio.gather(*(each.stop(left_s) for each in self.all))
+        if self.redundant is not None:
+            await self.redundant.close()
+        return left if others else first
+
+    def renew(self) -> None:
+        """Dial anew through the balancer; homes stay."""
+        drivers = (self.own,) if self.redundant is None else self.redundant.drivers
+        for driver in drivers:
+            driver.links.renew()
+
+    def put_forward(self, ms: int) -> None:
+        """Advance the time by ms, for a bus in memory."""
+        drivers = (self.own,) if self.redundant is None else self.redundant.drivers
+        for driver in drivers:
+            driver.put_forward(ms)
+
+    # Counts.
+    def stats(self, extra_backlog: int = 0) -> PublisherStats:
+        """Return a snapshot. Any thread may ask. extra_backlog: messages on their way to the drivers."""
+        own, redundant = self.own, self.redundant
+        spool, counters = own.door.counts(), own.counters
+        counts: Counter[str] = own.counts()
+        counts.subtract(spool.ends)
+        for more in (redundant, self.partitions):
+            if more is not None:
+                counts.update(more.counts())
+        last_ns = counters.last_confirm_ns
+        return PublisherStats(
+            confirmed=counts[CONFIRMED],
+            refused=counts[REFUSED],
+            unroutable=counts[UNROUTABLE],
+            unknown=counts[UNKNOWN] - counters.unconfirmed,
+            spooled=counts[SPOOLED],
+            unconfirmed=counters.unconfirmed,
+            retried=counts["retried"],
+            backlog=counts["backlog"] + extra_backlog,
+            window=counts["window"],
+            settling=counts["settling"],
+            broker=own.broker,
+            redundant=0 if redundant is None else redundant.redundant,
+            downgraded=0 if redundant is None else redundant.downgraded,
+            dials=counts["dials"],
+            moves=counts["moves"],
+            links_lost=counts["links_lost"],
+            last_confirm_age_s=(time.monotonic_ns() - last_ns) / 1e9 if last_ns else None,
+            list_age_s=in_seconds(own.list_age_ms),
+            list_faults=own.list_faults,
+            spool_messages=spool.messages,
+            spool_bytes=spool.bytes,
+            spool_oldest_s=spool.oldest_s,
+            replayed=spool.replayed,
+            spool_failures=spool.failures,
+            spool_damaged=spool.damaged,
+            spool_fault=own.door.fault,
+        )
