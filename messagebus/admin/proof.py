@@ -11,7 +11,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 
 import httpx
 
@@ -64,6 +64,10 @@ def _request_proof(
     return _signed(token, "ask", nonce, ask, to, method, target, body)
 
 
+def _head_proof(token: Secret, *, nonce: str, ask: str, to: str, method: str, target: str) -> str:
+    return _signed(token, "head", nonce, ask, to, method, target)
+
+
 def answer_proof(
     token: Secret,
     *,
@@ -108,26 +112,46 @@ class Challenges:
     def is_proof(header: str) -> bool:
         return bool(_fields(header))
 
+    def proves_head(self, header: str, *, me: str, method: str, target: str) -> bool:
+        """Return whether a request proves the token before its body has come, which `proves` looks at.
+
+        Arguments and errors as of `proves`.
+        """
+        given = _fields(header)
+        if self._unused(given, me) is None:
+            return False
+        nonce, ask, to = (given.get(key, "") for key in ("nonce", "ask", "to"))
+        wanted = _head_proof(
+            self._token(), nonce=nonce, ask=ask, to=to, method=method, target=target
+        )
+        return hmac.compare_digest(wanted.encode(), given.get("head", "").encode())
+
+    def _unused(self, given: Mapping[str, str], me: str) -> set[str] | None:
+        """Return the asks that have used the nonce of a request to this agent; None for one of no use."""
+        _ = self.nonce  # old ones are dropped
+        used = self._nonces.get(given.get("nonce", ""))
+        ask = given.get("ask", "")
+        if used is None or ask in used or not is_nonce(ask) or given.get("to", "") not in ("", me):
+            return None
+        return used
+
     def proves(self, header: str, *, me: str, method: str, target: str, body: bytes) -> bool:
         """Return whether the request proves the token, is for this server, and comes for the first time.
 
         me: broker name of this agent. Raises ConfigError when there is no token here.
         """
         given = _fields(header)
-        nonce, ask, to = (given.get(key, "") for key in ("nonce", "ask", "to"))
-        _ = self.nonce  # old ones are dropped
-        used = self._nonces.get(nonce)
-        if used is None or not is_nonce(ask) or to not in ("", me):
+        if (used := self._unused(given, me)) is None:
             return False
+        nonce, ask, to = (given.get(key, "") for key in ("nonce", "ask", "to"))
         wanted = _request_proof(
             self._token(), nonce=nonce, ask=ask, to=to, method=method, target=target, body=body
         )
         if not hmac.compare_digest(wanted.encode(), given.get("proof", "").encode()):
             return False
         # Only a client with the token comes as far as this, so no other can make it large.
-        is_first = ask not in used
         used.add(ask)
-        return is_first
+        return True
 
 
 class TokenProof(httpx.Auth):
@@ -175,18 +199,15 @@ class TokenProof(httpx.Auth):
         ask = secrets.token_hex(16)
         request.headers[ASK] = ask
         if self._signs and self._nonce:
-            proof = _request_proof(
-                token,
-                nonce=self._nonce,
-                ask=ask,
-                to=self._to,
-                method=request.method,
-                target=_target(request),
-                body=request.content,
-            )
-            request.headers["Authorization"] = (
-                f'{SCHEME} nonce="{self._nonce}", ask="{ask}", to="{self._to}", proof="{proof}"'
-            )
+            about = {"nonce": self._nonce, "ask": ask, "to": self._to}
+            place = {"method": request.method, "target": _target(request)}
+            fields = {
+                **about,
+                "head": _head_proof(token, **about, **place),
+                "proof": _request_proof(token, **about, **place, body=request.content),
+            }
+            told = ", ".join(f'{key}="{value}"' for key, value in fields.items())
+            request.headers["Authorization"] = f"{SCHEME} {told}"
         return ask
 
     def _check(

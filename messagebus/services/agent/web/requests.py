@@ -33,6 +33,12 @@ class BadRequest(Exception):
     code = 400
 
 
+class TooLarge(BadRequest):
+    """Raised for a body with too many bytes."""
+
+    code = 413
+
+
 class TooMany(BadRequest):
     """Raised when a request makes sense, but not beside so many others."""
 
@@ -59,8 +65,10 @@ def error(code: int, text: str, headers: dict[str, str] | None = None) -> Respon
     return JSONResponse({"error": text}, code, headers=headers)
 
 
-async def read_body(request: Request, take: Callable[[int], None] = lambda _: None) -> bytes:
-    """Read the body once, BODY_BYTES_MAX at most. take: called with the size of each part of it."""
+async def read_body(
+    request: Request, take: Callable[[int], None] = lambda _: None, *, most: int = BODY_BYTES_MAX
+) -> bytes:
+    """Read the body once. most: bytes of it. take: called with the size of each part of it."""
     known = getattr(request.state, "body", None)
     if isinstance(known, bytes):
         return known
@@ -68,8 +76,8 @@ async def read_body(request: Request, take: Callable[[int], None] = lambda _: No
     async for chunk in request.stream():
         take(len(chunk))
         body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            raise BadRequest(f"more than {BODY_BYTES_MAX} bytes")
+        if len(body) > most:
+            raise TooLarge(f"more than {most} bytes")
     request.state.body = bytes(body)
     return bytes(body)
 

@@ -15,11 +15,20 @@ from messagebus.http.connections import source_of
 from messagebus.services.agent.topology.register import Entry
 from messagebus.services.agent.web.login import Admission, Judged
 from messagebus.services.agent.web.parts import Parts
-from messagebus.services.agent.web.requests import BadRequest, TooMany, error, read_body, target_of
+from messagebus.services.agent.web.requests import (
+    BODY_BYTES_MAX,
+    BadRequest,
+    TooMany,
+    error,
+    read_body,
+    target_of,
+)
 from messagebus.topology import Wanted, parse_wanted
 
-# Of all bodies together whose proof of the token is not looked at before they have come; of one source half.
+# Of all bodies together that arrive from callers whose token is not known yet; of one source half.
 UNPROVEN_BYTES_MAX = 64 << 20
+# Of all bodies together that arrive from users of the bus; of one user half.
+USERS_BYTES_MAX = 64 << 20
 FORBIDDEN_TOLD = 5
 
 
@@ -30,6 +39,7 @@ class Rights:
         self._parts = parts
         self._challenges = Challenges(parts.login.token)
         self._unproven = SharedPlaces(UNPROVEN_BYTES_MAX)
+        self._of_users = SharedPlaces(USERS_BYTES_MAX)
         names = (f"{parts.started}/{parts.started}", f"queue:{parts.started}")
         self._anything = {name: parse_wanted(name) for name in names}
 
@@ -113,32 +123,46 @@ class Rights:
             header = request.headers.get("Authorization", "")
             known = self._parts.login.is_operator(header)
             if not known and Challenges.is_proof(header):
-                body = await self._unproven_body(request)
+                about = {
+                    "me": self._parts.broker,
+                    "method": request.method,
+                    "target": target_of(request),
+                }
                 with contextlib.suppress(ConfigError):
-                    known = self._challenges.proves(
-                        header,
-                        me=self._parts.broker,
-                        method=request.method,
-                        target=target_of(request),
-                        body=body,
-                    )
+                    # Strangers may fill the room for bodies that come before their proof is looked at.
+                    if self._challenges.proves_head(header, **about):
+                        body = await read_body(request)
+                    else:
+                        body = await self._unproven_body(request)
+                    known = self._challenges.proves(header, **about, body=body)
             request.state.is_operator = known  # a proof is good for one request
         return bool(known)
 
+    async def body(self, request: Request, judged: Judged, most: int = BODY_BYTES_MAX) -> bytes:
+        """Read the body of a caller that was let in. Raises BadRequest."""
+        if not judged.user:
+            return await read_body(request, most=most)
+        return await _within(self._of_users, judged.user, request, most)
+
     async def _unproven_body(self, request: Request) -> bytes:
         source = source_of(request.client.host) if request.client else ""
-        taken = 0
+        return await _within(self._unproven, source, request, BODY_BYTES_MAX)
 
-        def take(size: int) -> None:
-            nonlocal taken
-            if not self._unproven.enter(source, size):
-                raise TooMany("too many bodies arrive at once whose proof is not known to be right")
-            taken += size
 
-        try:
-            return await read_body(request, take)
-        finally:
-            self._unproven.leave(source, taken)
+async def _within(places: SharedPlaces, whose: str, request: Request, most: int) -> bytes:
+    """Read a body within the room that many share, which it takes until it has come. Raises BadRequest."""
+    taken = 0
+
+    def take(size: int) -> None:
+        nonlocal taken
+        if not places.enter(whose, size):
+            raise TooMany("too many bodies arrive at once: send fewer requests in parallel")
+        taken += size
+
+    try:
+        return await read_body(request, take, most=most)
+    finally:
+        places.leave(whose, taken)
 
 
 def forbidden(judged: Judged) -> Response:

@@ -102,7 +102,7 @@ def application(parts: Parts) -> Starlette:
     if parts.taps is not None:
         routes.append(parts.taps.route(rights.judged, lambda: parts.topology.register.entries))
     if parts.trail is not None:
-        routes += parts.trail.routes(rights.judged, rights.readable_part)
+        routes += parts.trail.routes(rights.judged, rights.readable_part, rights.body)
     return Starlette(
         routes=routes,
         middleware=[Middleware(ProgramsOnly, Guard(names=parts.names))],

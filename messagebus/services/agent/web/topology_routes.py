@@ -67,6 +67,7 @@ class TopologyRoutes:
     async def change(self, request: Request) -> Response:
         if isinstance(judged := await self._rights.judged(request, {}), Response):
             return judged
+        await self._rights.body(request, judged)
         body = await read_json(request)
         wanted, alive = read_wanted(body.get("wanted")), body.get("alive", True)
         if type(alive) is not bool:

@@ -40,6 +40,7 @@ NUMBER_MAX = 1 << 47
 
 Judge = Callable[[Request, Mapping[str, Wanted]], Awaitable[Judged | Response]]
 Readable = Callable[[Request], Awaitable[Mapping[str, Any] | Response | None]]
+Read = Callable[[Request, Judged, int], Awaitable[bytes]]
 
 
 class Trail:
@@ -52,15 +53,18 @@ class Trail:
         self._left, self._since_s = float(BYTES_BURST), 0.0
         self._turn = asyncio.Lock()
 
-    def routes(self, judge: Judge, readable: Readable) -> list[Route]:
+    def routes(self, judge: Judge, readable: Readable, read: Read) -> list[Route]:
         """Return ``POST /trail``, lines of JSON, and ``GET /trail/{id}``, an id or its beginning.
 
-        readable: names that a caller may read; None for everything.
+        readable: names that a caller may read; None for everything. read: the body of a caller, up to so many
+        bytes.
         """
 
         async def add(request: Request) -> Response:
             judged = await judge(request, {})
-            return judged if isinstance(judged, Response) else await self._add(request)
+            if isinstance(judged, Response):
+                return judged
+            return await self._add(await read(request, judged, BODY_BYTES_MAX))
 
         async def find(request: Request) -> Response:
             names = await readable(request)
@@ -77,16 +81,11 @@ class Trail:
             Route("/trail/{id:path}", find, methods=["GET"]),
         ]
 
-    async def _add(self, request: Request) -> Response:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > BODY_BYTES_MAX:
-                return _error(413, f"at most {BODY_BYTES_MAX} bytes")
+    async def _add(self, body: bytes) -> Response:
         if not self._has_room(len(body)):
             return _error(429, f"more than {BYTES_PER_S} bytes a second", {"Retry-After": "5"})
         try:
-            lines = [_line(each) for each in bytes(body).splitlines() if each]
+            lines = [_line(each) for each in body.splitlines() if each]
         except ValueError as fault:
             return _error(400, str(fault))
         try:

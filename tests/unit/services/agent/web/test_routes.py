@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +41,7 @@ from messagebus.services.agent.web.metrics import Figure, Metrics
 from messagebus.services.agent.web.observe import Observer
 from messagebus.services.agent.web.parts import Parts
 from messagebus.services.agent.web.routes import application
+from messagebus.services.agent.web.trail import Trail
 from messagebus.topology import Wanted
 from tests.support.eventually import eventually_async
 
@@ -164,7 +166,7 @@ class Rig:
 
 
 @pytest.fixture(name="rig")
-async def make_rig() -> AsyncIterator[Rig]:
+async def make_rig(tmp_path: Path) -> AsyncIterator[Rig]:
     lists, topology, upkeep = ListFile("-"), FakeTopology(), FakeUpkeep()
     counting = FakeCounting()
 
@@ -195,6 +197,7 @@ async def make_rig() -> AsyncIterator[Rig]:
         is_draining=lambda: bool(rig.drains and rig.drains[-1]),
         set_draining=set_draining,
         started="s",
+        trail=Trail(tmp_path / "trail", 1_600_000),
     )
     served = application(parts)
     transport = httpx.ASGITransport(served)
@@ -424,7 +427,7 @@ async def test_bodies_that_make_no_sense_are_refused(rig: Rig, body: bytes) -> N
 
 async def test_a_body_has_a_bound(rig: Rig) -> None:
     answer = await rig.http.post("/topology", content=b" " * (5 << 20), headers=OPERATOR)
-    assert answer.status_code == 400
+    assert answer.status_code == 413
 
 
 async def test_a_merge_is_for_agents_only(rig: Rig) -> None:
@@ -653,12 +656,44 @@ async def test_deep_json_is_a_bad_request(rig: Rig, path: str) -> None:
     assert "too deep" in deep.json()["error"]
 
 
+def client_of(rig: Rig, source: str) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(rig.application, client=(source, 1))
+    return httpx.AsyncClient(transport=transport, base_url="http://agent")
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
+@pytest.mark.parametrize("path", ["/topology", "/trail"])
+async def test_bodies_of_users_that_hold_back_their_end_are_bounded_together(
+    rig: Rig, path: str
+) -> None:
+    part, go_on = b"x" * ((1 << 20) - 1), asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield part
+        await go_on.wait()
+
+    of_user = rights.USERS_BYTES_MAX // 2 // len(part)
+    async with asyncio.TaskGroup() as group:
+        held = [
+            group.create_task(rig.http.post(path, content=body(), auth=USER))
+            for _ in range(of_user + 2)
+        ]
+        await eventually_async(lambda: sum(each.done() for each in held) == 2, within_s=60)
+        assert {each.result().status_code for each in held if each.done()} == {429}
+        done = await rig.http.post("/drain", json={"draining": True}, headers=OPERATOR)
+        assert done.status_code == 200, "of the operators"
+        go_on.set()
+
+
 def proof(to: str = "a:5672", token: str = "token") -> TokenProof:
     return TokenProof(lambda: Secret(token), to=to)
 
 
 @pytest.mark.guarantee("slow-connections-are-bounded")
-async def test_bodies_of_made_up_proofs_that_hold_back_their_end_are_bounded(rig: Rig) -> None:
+@pytest.mark.parametrize("sources", [1, 2])
+async def test_bodies_of_made_up_proofs_that_hold_back_their_end_are_bounded(
+    rig: Rig, sources: int
+) -> None:
     part, go_on = b"x" * (requests.BODY_BYTES_MAX - 1), asyncio.Event()
 
     async def body() -> AsyncIterator[bytes]:
@@ -667,16 +702,19 @@ async def test_bodies_of_made_up_proofs_that_hold_back_their_end_are_bounded(rig
 
     made_up = {"Authorization": 'MB-Proof nonce="0", ask="0", to="", proof="0"'}
     of_source = rights.UNPROVEN_BYTES_MAX // 2 // len(part)
+    strangers = [client_of(rig, f"10.0.1.{number}") for number in range(sources)]
     async with asyncio.TaskGroup() as group:
         held = [
-            group.create_task(rig.http.post("/drain", content=body(), headers=made_up))
+            group.create_task(each.post("/drain", content=body(), headers=made_up))
+            for each in strangers
             for _ in range(of_source + 2)
         ]
-        await eventually_async(lambda: sum(each.done() for each in held) == 2, within_s=60)
+        await eventually_async(
+            lambda: sum(each.done() for each in held) == 2 * sources, within_s=60
+        )
         assert {each.result().status_code for each in held if each.done()} == {429}
-        transport = httpx.ASGITransport(rig.application, client=("10.0.0.2", 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://agent") as other:
-            done = await other.post("/drain", json={"draining": True}, auth=proof())
+        other = client_of(rig, "10.0.0.2")
+        done = await other.post("/drain", json={"draining": True}, auth=proof())
         assert done.status_code == 200, "of another source"
         go_on.set()
     assert {each.result().status_code for each in held} == {401, 429}

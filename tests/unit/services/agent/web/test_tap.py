@@ -26,6 +26,8 @@ from messagebus.secret import Secret
 from messagebus.services.agent.topology.register import Entry
 from messagebus.services.agent.web import tap, trail
 from messagebus.services.agent.web.login import Admission, Judged
+from messagebus.services.agent.web.requests import BadRequest, read_body
+from messagebus.services.agent.web.routes import _bad_request
 from messagebus.services.agent.web.tap import Taps
 from messagebus.services.agent.web.trail import BODY_BYTES_MAX, BYTES_BURST, FILES, KEPT_S, Trail
 from messagebus.topology import Wanted
@@ -247,7 +249,14 @@ async def make_trail_rig(tmp_path: Path) -> AsyncIterator[TrailRig]:
         return rig.refusal or rig.readable
 
     made = Trail(tmp_path / "trail", 1_600_000, clock=lambda: rig.now_s)
-    transport = httpx.ASGITransport(Starlette(routes=made.routes(judge, readable)))
+
+    async def read(request: Request, _judged: Judged, most: int) -> bytes:
+        return await read_body(request, most=most)
+
+    served = Starlette(
+        routes=made.routes(judge, readable, read), exception_handlers={BadRequest: _bad_request}
+    )
+    transport = httpx.ASGITransport(served)
     async with httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
         rig = TrailRig(made, tmp_path / "trail", http)
         yield rig
