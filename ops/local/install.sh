@@ -229,7 +229,7 @@ package_is_current() {
 
 install_package() {
     pip_install --quiet --no-deps --no-build-isolation --editable .
-    # The distributions beside it are imported from the checkout as they are.
+    # Kits are imported from the checkout, whatever folder a command runs in.
     pwd > "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
     sha256sum pyproject.toml > .venv/.package
 }

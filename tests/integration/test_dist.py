@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -11,14 +10,44 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
+import httpx
 import pytest
+from packaging.requirements import Requirement
 
 import messagebus
+from bench.processes import free_port
+from messagebus.__main__ import LATER
+from messagebus.commands.exits import Exit
 from ops.dist import build
+from ops.locked import SERVICES, requirements_of
+from tests.support.eventually import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 300
 PACKAGES_MAX = 10
+BUS = """
+[bus]
+broker = "127.0.0.1:1"
+list_urls = ["http://127.0.0.1:1/list"]
+user = "u"
+password = "p"
+"""
+# Files of services whose bus is away.
+SETTINGS = {
+    "agent.toml": """
+broker = "127.0.0.1:1"
+user = "u"
+password_file = "secret"
+http = "{}"
+check = "{}"
+list_file = "list"
+state_dir = "state"
+token_file = "secret"
+""",
+    "gateway.toml": 'listen = "{}"\nadmin = "{}"\nanonymous = "all"' + BUS,
+    "monitor.toml": 'listen = "{}"' + BUS,
+    "secret": "x",
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,28 +80,38 @@ def test_a_wheel_is_built_where_there_is_no_git(
 def test_the_wheel_works_in_a_bare_environment_of_few_packages(
     built: list[Path], tmp_path: Path
 ) -> None:
-    needed = sorted(_needed())
-    assert len(needed) + 1 <= PACKAGES_MAX, needed
-    bare = tmp_path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    packages = bare / "lib" / version / "site-packages"
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
-    subprocess.run([*pip, "--target", packages, built[0]], check=True, timeout=WITHIN_S)
-    for name in needed:
-        _copy(name, packages)
-    python = bare / "bin" / "python"
+    assert len(_needed()) + 1 <= PACKAGES_MAX, _needed()
+    python = _installed(built[0], tmp_path / "bare")
     code = "import messagebus, messagebus.testing, messagebus.worker; print(messagebus.__file__)"
     for argv, told in (
-        (["-c", code], str(packages)),
+        (["-c", code], str(tmp_path / "bare")),
         (["-m", "messagebus", "--version"], messagebus.__version__),
-        (["-m", "messagebus", "publish", "--help"], "Usage: "),
+        *([["-m", "messagebus", name, "--help"], "Usage: "] for name in LATER),
     ):
-        done = subprocess.run(
-            [python, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=WITHIN_S
-        )
+        done = _run(python, argv, tmp_path)
         assert done.returncode == 0, done.stderr
         assert told in done.stdout
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_starts_and_answers_with_its_extra_alone_and_without_it_names_it(
+    built: list[Path], tmp_path: Path, service: str
+) -> None:
+    python, addresses = _installed(built[0], tmp_path / "bare"), [_address(), _address()]
+    for name, text in SETTINGS.items():
+        (tmp_path / name).write_text(text.format(*addresses))
+    argv = ["-m", "messagebus", service, "--config", f"{service}.toml"]
+    done = _run(python, argv, tmp_path)
+    assert done.returncode == Exit.USAGE
+    assert done.stderr.endswith(f"pip install 'messagebus-rabbitmq[{service}]'\n")
+    assert len(done.stderr.splitlines()) == 1
+    for name in _needed(service):
+        _copy(name, python)
+    with subprocess.Popen([python, *argv], cwd=tmp_path) as running:
+        try:
+            eventually(lambda: _answers(running, addresses[0]), within_s=WITHIN_S)
+        finally:
+            running.terminate()
 
 
 def test_the_wheel_has_the_types_for_checkers(built: list[Path]) -> None:
@@ -98,28 +137,56 @@ def test_the_distribution_has_a_name_of_its_own() -> None:
     assert project["version"] == messagebus.__version__
 
 
-def _needed() -> set[str]:
-    """Return the names of the distributions that a plain installation brings."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    waiting, found = list(project["dependencies"]), set[str]()
+def _installed(wheel: Path, bare: Path) -> Path:
+    """Install the wheel, and what it needs, into a new environment. Returns its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    python = bare / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
+    target = ("--target", _packages(python))
+    subprocess.run([*pip, *target, wheel], check=True, timeout=WITHIN_S)
+    for name in _needed():
+        _copy(name, python)
+    return python
+
+
+def _run(python: Path, argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, *argv], cwd=folder, capture_output=True, text=True, timeout=WITHIN_S, check=False
+    )
+
+
+def _address() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+def _answers(running: subprocess.Popen[bytes], address: str) -> bool:
+    assert running.poll() is None
+    try:
+        return bool(httpx.get(f"http://{address}/", trust_env=False).status_code)
+    except httpx.HTTPError:
+        return False
+
+
+def _needed(*extras: str) -> set[str]:
+    """Return the names of the distributions that an installation brings, with extras of it."""
+    waiting, found = list(map(Requirement, requirements_of(extras))), set[str]()
     while waiting:
-        name = re.match(r"[A-Za-z0-9._-]+", waiting.pop())
-        assert name is not None
-        if name[0].lower() not in found:
-            found.add(name[0].lower())
-            required = distribution(name[0]).requires or ()
-            waiting += [each for each in required if "extra ==" not in each and _applies(each)]
+        name = waiting.pop().name.lower()
+        if name not in found:
+            found.add(name)
+            required = map(Requirement, distribution(name).requires or ())
+            waiting += [r for r in required if not r.marker or r.marker.evaluate({"extra": ""})]
     return found
 
 
-def _applies(requirement: str) -> bool:
-    _, _, marker = requirement.partition(";")
-    return "python_version <" not in marker and "win32" not in marker and "Windows" not in marker
+def _packages(python: Path) -> Path:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return python.parents[1] / "lib" / version / "site-packages"
 
 
-def _copy(name: str, packages: Path) -> None:
+def _copy(name: str, python: Path) -> None:
     for file in distribution(name).files or ():
         if not str(file).startswith(".."):
-            target = packages / str(file)
+            target = _packages(python) / str(file)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(str(file.locate()), target)
