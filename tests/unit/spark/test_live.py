@@ -18,7 +18,7 @@ from spark.__main__ import main
 from spark.lake.places import Remote, address_of
 from spark.live import AGAIN_MAX, Sink, follow, known, page_of, waiting, write_page
 from spark.measures.stored import MINUTE_MS, aged, by_minute, merged, spread
-from spark.pack import PACKAGES, pack
+from spark.pack import LEFT_OUT, PACKAGES, pack
 from spark.source import SCHEMA, Streams
 
 Row = tuple[str, int, int, str, str, int, str, None, bytes | None, int, str | None]
@@ -167,7 +167,9 @@ def test_the_archive_has_the_packages_and_two_of_one_checkout_are_equal(tmp_path
         names = archive.namelist()
     assert {name.partition("/")[0].removesuffix(".py") for name in names} == {*PACKAGES}
     assert "spark/source.py" in names
+    assert "messagebus/recording/events.py" in names
     assert not [name for name in names if name.endswith((".pyc", ".so"))]
+    assert not [name for name in names if name.startswith(LEFT_OUT)]
 
 
 class Query:
