@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
+from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.consume.batches import Gathering
 from messagebus._io.consume.driver import ConsumeDriver
 from messagebus._io.consume.run_in_threads import Bridge, HandlerThreads
@@ -36,7 +37,7 @@ from messagebus._io.loop import Ends, OneStop, Origin, Tasks
 from messagebus._io.publish.admission import Admission
 from messagebus._io.publish.drivers import Drivers
 from messagebus._io.publish.publishes import Many, checked_payloads
-from messagebus._io.wire import Wire, amqp_wire
+from messagebus._io.wire import Wire
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.consumer import (
     DRAIN_S,
@@ -47,7 +48,7 @@ from messagebus.consumer import (
     with_handling,
     with_order,
 )
-from messagebus.core.confirms import bundled
+from messagebus.core.confirms import Bodies, bundled
 from messagebus.destination import Destination, Source
 from messagebus.errors import AlreadySettled, ConfigError, Stopped
 from messagebus.handling import (
@@ -106,7 +107,7 @@ class AsyncPublisher:
     ) -> None:
         self._config = with_spool(config, spool)
         self._hooks = hook_chain(hooks)
-        self._admission = Admission(bus, self._config, self._hooks, _wire or amqp_wire(bus))
+        self._admission = Admission(bus, self._config, self._hooks, _wire or AmqpWire(bus))
         self._outgoing = self._admission.outgoing
 
     @property
@@ -209,12 +210,12 @@ class AsyncPublisher:
         many, failed = Many(finished), None
         bare = read(destination, b"", {})[0]
         packing = None if options else admission.packing_of(bare)
-        given: Iterable[Payload | list[bytes]] = payloads
+        given: Iterable[Payload] = payloads
         if packing is not None:
             given = bundled(payloads, packing)
         try:
             for payload in given:
-                if isinstance(payload, list):
+                if isinstance(payload, Bodies):
                     many.add(await admission.admit_bundle(bare, payload, timeout_s, many))
                     continue
                 target, body, message = read(destination, payload, options)
@@ -296,7 +297,7 @@ class AsyncConsumer:
         self._config = with_order(config or ConsumerConfig(), order)
         self._dedup = as_dedup(dedup, self._config)
         self._hooks = hook_chain(hooks)
-        self._wire = _wire or amqp_wire(bus)
+        self._wire = _wire or AmqpWire(bus)
         self._status = Status.INITIALIZED
         self._driver: ConsumeDriver | None = None
         self._ready = asyncio.Event()

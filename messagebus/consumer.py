@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.consume.driver import ConsumeDriver
 from messagebus._io.consume.run_in_threads import HandlerThreads
 from messagebus._io.consume.runs import (
@@ -29,7 +30,7 @@ from messagebus._io.consume.runs import (
 )
 from messagebus._io.hooks import hook_chain
 from messagebus._io.loop import Ends, LoopThread, OneStop, Tasks, is_interrupting, now_ms
-from messagebus._io.wire import Wire, amqp_wire
+from messagebus._io.wire import Wire
 from messagebus.config import AT_MOST_ONCE_DEDUP, BusConfig, ConsumerConfig
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
 from messagebus.errors import (
@@ -175,7 +176,7 @@ class Consumer:
         self._config = with_order(config or ConsumerConfig(), order)
         self._dedup = as_dedup(dedup, self._config)
         self._hooks = hook_chain(hooks)
-        self._wire = _wire or amqp_wire(bus)
+        self._wire = _wire or AmqpWire(bus)
         self._thread: LoopThread | None = None
         self._driver: ConsumeDriver | None = None
         self._arrivals = _Arrivals()

@@ -22,9 +22,10 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from messagebus.bodies import decode_json
 from messagebus.destination import Subscription
 from messagebus.errors import MessageInvalid, WrongPayload
-from messagebus.message import Delivery, Message, decode_json
+from messagebus.message import Delivery, Message
 from messagebus.numbers import read_number
 from messagebus.terminal import did_you_mean, printable
 

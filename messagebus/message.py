@@ -6,16 +6,24 @@ the receipt that says where its answer must go.
 
 from __future__ import annotations
 
-import functools
-import json as jsonlib
+import enum
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Protocol, Self, TypedDict
 
+from messagebus.bodies import (
+    BINARY,
+    JSON,
+    TEXT,
+    decode_json,
+    decode_text,
+    encode_json,
+    is_json,
+    json_in_utf8,
+)
 from messagebus.core.deliveries import Ledger, Receipt
 from messagebus.core.headers import OF_BROKERS
 from messagebus.destination import Source
@@ -27,18 +35,19 @@ __all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message", "Options", "Payloa
 # Between a broker and one of its segments, in the names that drivers give them.
 SEGMENT_MARK = "#"
 BODY_BYTES_MAX = 16 * 1024 * 1024
-TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
+
+
 SHORT_BYTES_MAX = 255
-# Bound of the reason why a body does not fit.
-REASON_CHARS_MAX = 500
+
+
 # Properties must fit into one frame, of 128 KiB by default: a longer one ends the connection.
 HEADERS_BYTES_MAX = 64 * 1024
 HEADER_DEPTH_MAX = 16
 # RabbitMQ's bound of an expiration, in ms.
 TTL_S_MAX = ((1 << 32) - 1) / 1000
 RESERVED_PREFIX = "mb-"
-# The byte order mark of UTF-8.
-BOM = b"\xef\xbb\xbf"
+
+
 # Headers of copies for another run: number of the run, and time of the first publish.
 ATTEMPT_HEADER, FIRST_HEADER = "mb-attempt", "mb-first-ms"
 # Any publisher may write any number there: beyond these bounds the headers are ignored.
@@ -107,17 +116,15 @@ class Message:
 
     @classmethod
     def json(cls, value: Any, **fields: Any) -> Message:
-        """Make a message of a value as JSON; values as `app.publish` takes them: dataclasses, dates, Decimal.
+        """Make a message of a value as JSON: dicts, lists, dataclasses, pydantic's models, dates, Decimal.
 
         A time without a zone is written without one, and a set as a list in no order.
         Raises MessageInvalid for a value that JSON cannot represent.
         """
-        from messagebus.payloads import encode_json  # imports this module
-
         try:
             body = encode_json(value)
         except (TypeError, ValueError, RecursionError) as fault:
-            raise MessageInvalid(f"not JSON: {fault}") from fault
+            raise MessageInvalid(f"{type(value).__name__} is not JSON: {fault}") from fault
         return cls(body=body, content_type=JSON, **fields)
 
     @classmethod
@@ -152,8 +159,19 @@ class Message:
         return self.content_type.partition(";")[0].strip().lower()
 
 
-Payload = Message | bytes | str
-"""Payload of a publish: a message, its bytes, or a text."""
+Payload = Any
+"""Payload of a publish: a message, bytes, a text; anything else goes as JSON, as `Message.json` makes it."""
+
+
+def as_message(payload: Payload) -> Message:
+    """Return the message of a payload. Raises MessageInvalid for a value that JSON cannot represent."""
+    if isinstance(payload, Message):
+        return payload
+    if isinstance(payload, bytes):
+        return Message(body=payload)
+    if isinstance(payload, str) and not isinstance(payload, enum.Enum):
+        return Message.text(payload)
+    return Message.json(payload)
 
 
 class Options(TypedDict, total=False):
@@ -181,129 +199,6 @@ class Options(TypedDict, total=False):
     deliver_after_s: float
     deliver_at: datetime | float
     redundant: bool | str
-
-
-# Reading bodies.
-@functools.lru_cache(maxsize=1024)
-def is_json(content_type: str) -> bool:
-    """Return whether a content type says JSON: application/json, text/json, one that ends in +json."""
-    media_type = content_type.partition(";")[0].strip().lower()
-    return media_type in (JSON, "text/json") or media_type.endswith("+json")
-
-
-def decode_text(body: bytes, content_type: str, content_encoding: str = "") -> str:
-    """Decode a text in the charset that its content type names, else in UTF-8. Raises WrongPayload.
-
-    content_encoding: where the content type names none, a charset there counts; a packed body is no text.
-    """
-    charset = _charset(content_type) or _encoding_charset(content_encoding)
-    try:
-        return body.decode(charset)
-    except LookupError:
-        raise WrongPayload(f"content type {content_type!r}: no such charset") from None
-    except UnicodeDecodeError as fault:
-        raise WrongPayload(f"not {charset}: {fault.reason} at byte {fault.start}") from None
-    except ValueError:  # some charsets raise no narrower error
-        raise WrongPayload(f"not {charset}") from None
-
-
-def json_in_utf8(body: bytes, content_type: str, content_encoding: str = "") -> bytes:
-    """Return a body of JSON in UTF-8, from the charset that it says, as `decode_text`. Raises WrongPayload.
-
-    Of a content_encoding that is no charset nothing is known: the body may be JSON.
-    """
-    if not content_encoding and content_type in (JSON, ""):
-        return body
-    try:
-        charset = _charset(content_type) or _encoding_charset(content_encoding)
-    except WrongPayload:
-        return body
-    return body if charset == "UTF-8" else decode_text(body, f"; charset={charset}").encode()
-
-
-@functools.lru_cache(maxsize=1024)
-def _encoding_charset(content_encoding: str) -> str:
-    if content_encoding.lower() in ("", "identity", "utf-8", "utf8"):
-        return "UTF-8"
-    try:
-        b"text".decode(content_encoding, "replace")
-    except (LookupError, ValueError):
-        raise WrongPayload(
-            f"content_encoding is {content_encoding!r}: unpack the body first"
-        ) from None
-    return content_encoding
-
-
-@functools.lru_cache(maxsize=1024)
-def _charset(content_type: str) -> str:
-    for parameter in content_type.split(";")[1:]:
-        name, _, value = parameter.partition("=")
-        charset = value.strip().strip('"').strip()
-        if name.strip().lower() == "charset" and charset:
-            return "UTF-8" if charset.lower() in ("utf-8", "utf8") else charset
-    return ""
-
-
-def decode_json(body: bytes, *, exact: bool = False) -> Any:
-    """Decode a body of JSON. exact: numbers with a fraction become `Decimal`.
-
-    A byte order mark, as .NET writes it, is passed over. Raises WrongPayload, which shows no value, for a
-    body that is not JSON in UTF-8, that repeats a name in an object, or that has a number that is not one
-    (NaN) or is larger than a float.
-    """
-    try:
-        return (_decode_exact if exact else _decode)(body.removeprefix(BOM).decode())
-    except UnicodeDecodeError as fault:
-        raise WrongPayload(f"not UTF-8: {fault.reason} at byte {fault.start}") from None
-    except jsonlib.JSONDecodeError as fault:
-        raise WrongPayload(f"not JSON: {fault}") from None
-    except ArithmeticError:  # an exponent of more digits than Decimal has
-        raise WrongPayload("not JSON: a number too large") from None
-    except ValueError as fault:  # also a number of more digits than Python reads
-        raise WrongPayload(f"not JSON: {fault}"[:REASON_CHARS_MAX]) from None
-    except RecursionError:
-        raise WrongPayload("not JSON: nested too deep") from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if number - number != 0:  # infinite
-        raise ValueError("a number too large")
-    return number
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object that names one thing twice")
-    return found
-
-
-def check_names(value: Any) -> None:
-    """Raise ValueError for names that would be equal in JSON, such as 1 and "1"."""
-    match value:
-        case dict():
-            if any(type(name) is not str for name in value) and len(value) > len(
-                jsonlib.loads(jsonlib.dumps(dict.fromkeys(value)))
-            ):
-                raise ValueError("two names of one object are the same text")
-            for each in value.values():
-                check_names(each)
-        case list() | tuple():
-            for each in value:
-                check_names(each)
-
-
-_decode = jsonlib.JSONDecoder(
-    parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_distinct
-).decode
-_decode_exact = jsonlib.JSONDecoder(
-    parse_constant=_no_constant, parse_float=Decimal, object_pairs_hook=_distinct
-).decode
 
 
 class Reading(Protocol):

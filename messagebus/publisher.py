@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self, Unpack
 
+from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import LoopThread, OneStop, is_interrupting, now_ms
 from messagebus._io.publish.drivers import Drivers, refuse_batches
@@ -29,7 +30,7 @@ from messagebus._io.publish.publishes import (
     no_room,
     whole_timeout_ms,
 )
-from messagebus._io.wire import Wire, amqp_wire
+from messagebus._io.wire import Wire
 from messagebus.clock import LogLimit, whole_ms
 from messagebus.config import BusConfig, PublisherConfig, Spool
 from messagebus.destination import Destination
@@ -181,7 +182,7 @@ class Publisher:
     ) -> None:
         self._config = with_spool(config, spool)
         self._hooks = hook_chain(hooks)
-        self._intake = _Intake(bus, self._config, self._hooks, _wire or amqp_wire(bus))
+        self._intake = _Intake(bus, self._config, self._hooks, _wire or AmqpWire(bus))
         self._outgoing = self._intake.outgoing
         self._accept = self._intake.accept
 

@@ -14,9 +14,10 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
+from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.loop import LoopThread, OneStop, run_blocking
 from messagebus._io.replay import ReplayDriver, Replayed, Start, look_at
-from messagebus._io.wire import Wire, amqp_wire
+from messagebus._io.wire import Wire
 from messagebus.config import BusConfig
 from messagebus.core.checkpoint import Checkpoint, Position, behind
 from messagebus.core.homes import partition_of, read_homes
@@ -153,7 +154,7 @@ class AsyncReplay:
         key: str | None = None,
         _wire: Wire | None = None,
     ) -> None:
-        self._bus, self._wire = bus, _wire or amqp_wire(bus)
+        self._bus, self._wire = bus, _wire or AmqpWire(bus)
         self._reading = _Reading(topic, since, until, on_gap, prefetch, away_s, key)
         self._driver: ReplayDriver | None = None
         self._ending = OneStop()
@@ -338,7 +339,7 @@ def stream_ends(
     """
     parsed = parse_destination(topic) if isinstance(topic, str) else topic
     assert isinstance(parsed, Topic)
-    wire, starts = _wire or amqp_wire(bus), dict[str, Start]()
+    wire, starts = _wire or AmqpWire(bus), dict[str, Start]()
     if since is not None:
         starts = {broker: behind(offset) for broker, offset in since.items()}
         if not starts:

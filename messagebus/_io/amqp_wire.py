@@ -16,15 +16,17 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, metadata
+from typing import TYPE_CHECKING
 
-from messagebus._io.agents.consumer_list import ListFollower
-from messagebus._io.agents.registration import credentials, topology_for
-from messagebus._io.amqp.link import Link, dial, dial_named
+from messagebus._io.amqp.link import Credentials, Link, dial, dial_named
 from messagebus._io.wire import Topology
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
 from messagebus.errors import LinkLost
 from messagebus.topology import GATE
+
+if TYPE_CHECKING:
+    from messagebus._io.agents.consumer_list import ListFollower
 
 log = logging.getLogger("messagebus")
 
@@ -34,6 +36,7 @@ HOST_MAX = 100
 class AmqpWire:
     """The wire of one client object, by its configuration. Without a client_id it makes one of its own.
 
+    HTTP is imported by the first client that runs: one in memory needs none.
     Operators see by the client id who works by which list. No playbook would wait for an invisible client.
     """
 
@@ -55,24 +58,31 @@ class AmqpWire:
         return self._named[1]
 
     def topology(self) -> Topology:
+        from messagebus._io.agents.registration import topology_for
+
         return topology_for(self._bus)
 
     def follow(
         self, *, subscription: str, interval_s: int, on_list: Callable[[BrokerList], None]
     ) -> ListFollower:
+        from messagebus._io.agents.consumer_list import ListFollower
+
         return ListFollower(
             self._bus, subscription=subscription, interval_s=interval_s, on_list=on_list
         )
 
     async def dial(self, broker: Broker | None, *, timeout_ms: int) -> Link:
-        return await dial(
-            broker or self._bus.address, credentials(self._bus), timeout_ms=timeout_ms
-        )
+        return await dial(broker or self._bus.address, self._login(), timeout_ms=timeout_ms)
+
+    def _login(self) -> Credentials:
+        from messagebus._io.agents.registration import credentials
+
+        return credentials(self._bus)
 
     async def dial_to_publish(self, broker: Broker, *, timeout_ms: int, waits: bool) -> Link:
         if not self._bus.list_urls:
             raise LinkLost(broker.name, "without a consumer list no broker is known by its name")
-        link = await dial_named(broker, credentials(self._bus), timeout_ms=timeout_ms)
+        link = await dial_named(broker, self._login(), timeout_ms=timeout_ms)
         # A broker that boots opens its gate some 0.3 s behind its port: cheaper than as many logins.
         look = functools.partial(link.try_call, "queue_declare", queue=GATE, passive=True)
         pause_s = 0.02  # a fifth of the time until then

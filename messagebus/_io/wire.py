@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from messagebus._io.loop import now_ms
 from messagebus.broker import Broker, BrokerList
-from messagebus.config import BusConfig
 from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
 from messagebus.errors import ChannelRefused, LinkLost, MessageBusError
@@ -171,13 +170,6 @@ class Wire(Protocol):
         waits: for its gate, for half of the time. Raises as `dial`; also LinkLost where that is shut,
         ChannelRefused where it is not shown.
         """
-
-
-def amqp_wire(bus: BusConfig) -> Wire:
-    """Return the wire to real brokers. Imports it late: a test in memory needs no HTTP."""
-    from messagebus._io.amqp_wire import AmqpWire
-
-    return AmqpWire(bus)
 
 
 def is_absent(fault: Exception) -> bool:

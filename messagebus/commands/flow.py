@@ -19,6 +19,7 @@ from typing import IO, Any, Self
 import click
 
 from messagebus.admin import directory
+from messagebus.bodies import BINARY
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import (
     Duration,
@@ -32,7 +33,7 @@ from messagebus.consumer import Consumer, as_source
 from messagebus.destination import Destination, parse_destination
 from messagebus.envelope import Enveloped, Layout, delivered, read_envelope, write_envelope
 from messagebus.errors import MessageBusError, MessageInvalid
-from messagebus.message import BINARY, BODY_BYTES_MAX, Delivery, Message, Options
+from messagebus.message import BODY_BYTES_MAX, Delivery, Message, Options
 from messagebus.publisher import Publisher
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import plural, printable, say

@@ -60,14 +60,18 @@ class Batch(Generic[PackedT]):
 OtherT = TypeVar("OtherT")
 
 
+class Bodies(list[bytes]):
+    """Plain bodies that fill a batch; a type of its own, because a list may be a payload."""
+
+
 def bundled(
     payloads: Iterable[bytes | OtherT], packing: Packing
-) -> Iterator[list[bytes] | bytes | OtherT]:
-    """Group payloads, in order: plain bodies in lists that fill a batch, all others unchanged.
+) -> Iterator[Bodies | bytes | OtherT]:
+    """Group payloads, in order: plain bodies that fill a batch together, all others unchanged.
 
     An error that the iterable raises follows behind the payloads before it.
     """
-    bodies: list[bytes] = []
+    bodies = Bodies()
     size, count_max, bytes_max = 0, packing.count_max, packing.bytes_max
     failed: Exception | None = None
     try:
@@ -76,7 +80,7 @@ def bundled(
             fits = length < bytes_max
             if bodies and (not fits or len(bodies) == count_max or size + length > bytes_max):
                 yield bodies
-                bodies, size = [], 0
+                bodies, size = Bodies(), 0
             if fits:
                 bodies.append(cast(bytes, payload))
                 size += length

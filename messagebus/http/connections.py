@@ -17,11 +17,17 @@ from messagebus.clock import LogLimit
 from messagebus.http.allowance import SharedPlaces
 
 __all__ = [
-    *("Bounded", "Bounds", "Connection", "Connections"),
+    *("NAMES", "ROOM", "Bounded", "Bounds", "Connection", "Connections"),
     *("connections_below_descriptors", "source_of"),
 ]
 
 log = logging.getLogger("messagebus.http")
+
+NAMES = "messagebus.names"
+"""Entry of a request's scope: the names in its client's certificate."""
+
+ROOM = "messagebus.room"
+"""Entry of a WebSocket's scope: a function that takes the `Places` of its messages that are not whole."""
 
 # For links to brokers, peers, files and other listeners of the process.
 DESCRIPTORS_KEPT = 128

@@ -15,8 +15,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode
 
 from messagebus.http.allowance import Places
-from messagebus.http.connections import Bounded, Connection, Connections
-from messagebus.http.server import NAMES, ROOM
+from messagebus.http.connections import NAMES, ROOM, Bounded, Connection, Connections
 
 __all__ = ["HttpTools", "WebSockets"]
 

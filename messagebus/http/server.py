@@ -19,13 +19,7 @@ from messagebus.http.listening import BACKLOG, Handshake, Tls
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-__all__ = ["ACCEPTED_AT_ONCE", "NAMES", "ROOM", "STOP_TIMEOUT_S", "Server"]
-
-NAMES = "messagebus.names"
-"""Entry of a request's scope: the names in its client's certificate."""
-
-ROOM = "messagebus.room"
-"""Entry of a WebSocket's scope: a function that takes the `Places` of its messages that are not whole."""
+__all__ = ["ACCEPTED_AT_ONCE", "STOP_TIMEOUT_S", "Server"]
 
 STOP_TIMEOUT_S = 2
 KEEP_ALIVE_S = 75

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from messagebus import Delivery, Message, MessageInvalid, WrongPayload
-from messagebus.message import decode_json, is_json
+from messagebus.bodies import decode_json, is_json
 
 __all__ = ["BATCH", "STRUCTURED", "as_event", "binary_headers", "is_event", "of_headers", "of_json"]
 

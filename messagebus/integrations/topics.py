@@ -44,15 +44,11 @@ class Topic(Generic[T]):
 
     async def publish(self, app: App, value: T, **options: Unpack[Options]) -> Published:
         """Publish and wait for the confirm, as `App.publish`."""
-        return await app.publish(self.name, self._payload(value), **options)
+        return await app.publish(self.name, as_payload(value, self._codecs), **options)
 
     def send_safe(self, publisher: Publisher, value: T, **options: Unpack[Options]) -> Published:
         """Publish and wait for the confirm, as `Publisher.send_safe`."""
         return publisher.send_safe(self.name, as_payload(value, self._codecs), **options)
-
-    def _payload(self, value: T) -> Any:
-        """Return the message, where the topic has a codec; else the value, for those of the app."""
-        return as_payload(value, self._codecs) if self._codecs else value
 
     def subscriber(self, app: App, subscription: str, **how: Any) -> Callable[[H], H]:
         """Declare a handler, as `App.subscriber`. Raises TypeError for one that takes another type."""

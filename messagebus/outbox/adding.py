@@ -16,7 +16,6 @@ from messagebus.hooks import Hooks
 from messagebus.message import Options
 from messagebus.outbox.rows import as_row, read_publish
 from messagebus.outbox.table import DEFAULT_TABLE, Table
-from messagebus.payloads import as_payload
 from messagebus.secret import Secret
 from messagebus.stats import Durability, Outcome, Published
 
@@ -118,7 +117,7 @@ class Outbox:
         self, destination: Destination | str, payload: Any, options: Options
     ) -> tuple[object, ...]:
         """Return the values of the row of a checked message."""
-        parsed, message = read_publish(self._outgoing, destination, as_payload(payload), options)
+        parsed, message = read_publish(self._outgoing, destination, payload, options)
         if not message.message_id:
             # Random, unlike a publisher's: an outbox made before a fork would count in each child, and
             # messages with one id are one message.

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple, cast
 from messagebus._io.amqp.properties import encode_entry
 from messagebus._io.hooks import add_headers
 from messagebus._io.publish.publishes import Outgoing
+from messagebus.bodies import decode_json
 from messagebus.clock import wall_ms
 from messagebus.core.relay import Row
 from messagebus.core.shards import SHARDS
 from messagebus.destination import Destination, Queue, parse_destination
 from messagebus.errors import MessageInvalid, WrongPayload
-from messagebus.message import FIRST_HEADER, Header, Message, Options, Payload, decode_json
+from messagebus.message import FIRST_HEADER, Header, Message, Options, Payload
 from messagebus.publisher import refuse_unconfirmed
 from messagebus.stats import Durability
 

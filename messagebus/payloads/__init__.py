@@ -16,35 +16,30 @@ numbers that are not finite (NaN, 1e999 as a float), are refused by all readers,
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import functools
-import json
-import math
 import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Set
-from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
-from messagebus.errors import MessageInvalid, WrongPayload
-from messagebus.message import (
+from messagebus.bodies import (
     BOM,
     JSON,
     REASON_CHARS_MAX,
-    Delivery,
-    Message,
-    Payload,
-    check_names,
+    check_numbers,
     decode_json,
     decode_text,
     is_json,
+    is_pydantic,
     json_in_utf8,
+    json_text,
+    new_adapter,
+    numbers_in,
 )
+from messagebus.errors import WrongPayload
+from messagebus.message import Delivery, Message, Payload
 from messagebus.payloads.fitting import Fit, Fitters, Unfit, bare, is_constraint
 
 __all__ = ["Codec", "Reader", "as_payload", "reader"]
@@ -95,28 +90,15 @@ def reader(annotation: Any, codecs: Iterable[Codec] = ()) -> Reader:
     return _json_by(read_json)
 
 
-def as_payload(value: Any, codecs: Iterable[Codec] = ()) -> Payload:
-    """Convert a payload for a publisher: messages, bytes and texts as they are, anything else as JSON.
+def as_payload(value: Payload, codecs: Iterable[Codec] = ()) -> Payload:
+    """Return the message of the first codec that has one for this value, else the value itself.
 
-    Raises MessageInvalid for a value that JSON cannot represent.
+    Raises MessageInvalid where a codec does.
     """
     for codec in codecs:
         if (message := codec.message(value)) is not None:
             return message
-    if isinstance(value, Message | bytes | str) and not isinstance(value, enum.Enum):
-        return value
-    try:
-        return Message(body=encode_json(value), content_type=JSON)
-    except (TypeError, ValueError, RecursionError) as fault:
-        raise MessageInvalid(f"{type(value).__name__} is not JSON: {fault}") from fault
-
-
-def encode_json(value: Any) -> bytes:
-    """Encode a value as JSON. Raises TypeError, ValueError or RecursionError for one without a form."""
-    if _is_pydantic(type(value)):
-        return _dumped(value)
-    check_names(value)
-    return _encode(value).encode()
+    return value
 
 
 # Reading.
@@ -202,79 +184,13 @@ def _bounded(reason: str) -> str:
     return reason if len(reason) <= REASON_CHARS_MAX else f"{reason[: REASON_CHARS_MAX - 3]}..."
 
 
-# Writing.
-def _plain(value: Any) -> Any:
-    """Convert a value that json.dumps does not know, to the form that `payloads.fitting` reads."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        if _is_pydantic(type(value)):
-            return _dumped_plain(value)
-        if missing := _not_kept(type(value)):
-            raise TypeError(f"{type(value).__name__}.{missing} is given to it and not kept")
-        plain = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        check_names(plain)
-        return plain
-    match value:
-        case enum.Enum():
-            return value.value
-        case UUID():
-            return str(value)
-        case Decimal():
-            if not value.is_finite():
-                raise ValueError("a Decimal that is no finite number")
-            return str(value)
-        case datetime() | date() | time():
-            return value.isoformat()
-        case timedelta():
-            return _duration(value)
-        case set() | frozenset():
-            return list(value)
-    if _is_pydantic(type(value)):
-        return _dumped_plain(value)
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
-
-
-@functools.lru_cache(maxsize=1024)
-def _not_kept(cls: Any) -> str:
-    """Return a field that the constructor needs and the objects do not keep (`InitVar`); "" for none."""
-    kept = {field.name for field in dataclasses.fields(cls)}
-    for name, field in cls.__dataclass_fields__.items():
-        is_variable = isinstance(field.type, dataclasses.InitVar) or "InitVar" in str(field.type)
-        if name not in kept and is_variable and field.default is dataclasses.MISSING:
-            return str(name)
-    return ""
-
-
-def _duration(value: timedelta) -> str:
-    """Format a duration by ISO 8601: ``P1DT2.5S``."""
-    sign, value = ("-", -value) if value < timedelta() else ("", value)
-    seconds = f"{value.seconds}.{value.microseconds:06}".rstrip("0").rstrip(".")
-    return f"{sign}P{value.days}DT{seconds}S"
-
-
-_encode = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain
-).encode
-
-
 # Pydantic.
 # Texts that pydantic may read as numbers and that are not finite, and numbers with more digits than a float.
 _DOUBTFUL = re.compile(rb'"[\s+-]*[nNiI][aAnN][nNfF]|[0-9][0-9.]{16}')
 
-# Numbers that are not finite are written as null or as a word.
-_MAYBE_NOT_FINITE = re.compile(rb"null|NaN|Infinity")
-
 
 def _is_union(annotation: Any) -> bool:
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
-
-
-def _is_pydantic(annotation: Any) -> bool:
-    """Return whether it is pydantic's model or dataclass. An application with one has imported pydantic."""
-    return (
-        "pydantic" in sys.modules
-        and isinstance(annotation, type)
-        and "__pydantic_validator__" in vars(annotation)
-    )
 
 
 def _is_theirs(annotation: Any) -> bool:
@@ -286,29 +202,17 @@ def _is_theirs(annotation: Any) -> bool:
     if _is_union(annotation):
         some = [each for each in typing.get_args(annotation) if each is not type(None)]
         return all(_is_theirs(each) for each in some)
-    return _is_pydantic(typing.get_origin(annotation) or annotation)
-
-
-def _new_adapter(annotation: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    try:
-        return TypeAdapter(annotation)
-    except Exception as fault:  # raised by the application's own types
-        raise TypeError(f"pydantic cannot read {annotation!r}: {fault}") from fault
-
-
-_adapter: Callable[[Any], Any] = functools.lru_cache(maxsize=1024)(_new_adapter)
+    return is_pydantic(typing.get_origin(annotation) or annotation)
 
 
 def _validate_json(annotation: Any) -> Callable[[bytes], Any]:
-    validate = _validating(_new_adapter(annotation).validate_json, annotation)
+    validate = _validating(new_adapter(annotation).validate_json, annotation)
 
     def read(body: bytes) -> Any:
         value = validate(body.removeprefix(BOM))
         decode_json(body)  # pydantic lets some faults pass
         if _DOUBTFUL.search(body):
-            _check_numbers(value, _inexact(decode_json(body, exact=True)))
+            check_numbers(value, _inexact(decode_json(body, exact=True)))
         return value
 
     return read
@@ -316,7 +220,7 @@ def _validate_json(annotation: Any) -> Callable[[bytes], Any]:
 
 def _checked(read: Reader, annotation: Any) -> Reader:
     """Return a reader of a text or bytes that an `Annotated` constrains."""
-    validate = _validating(_new_adapter(annotation).validate_python, annotation)
+    validate = _validating(new_adapter(annotation).validate_python, annotation)
     return lambda delivery: validate(read(delivery))
 
 
@@ -361,66 +265,21 @@ def _again(value: Any) -> str:
     """Return the JSON that the value was read from, its numbers as they were written."""
     match value:
         case dict():
-            return f"{{{','.join(f'{_encode(k)}:{_again(each)}' for k, each in value.items())}}}"
+            return f"{{{','.join(f'{json_text(k)}:{_again(each)}' for k, each in value.items())}}}"
         case list():
             return f"[{','.join(map(_again, value))}]"
         case Decimal():
             return str(value)
         case _:
-            return _encode(value)
-
-
-def _dumped(value: Any) -> bytes:
-    body: bytes = _adapter(type(value)).dump_json(value, by_alias=True)
-    if _MAYBE_NOT_FINITE.search(body):
-        _check_numbers(value)
-    return body
-
-
-def _dumped_plain(value: Any) -> Any:
-    _check_numbers(value)
-    return _adapter(type(value)).dump_python(value, mode="json", by_alias=True)
-
-
-def _check_numbers(value: Any, inexact: Set[Decimal] = frozenset()) -> None:
-    """Raise WrongPayload for a number that is not finite, or that lost digits on its way through a float."""
-    for number in _numbers(value, []):
-        if not math.isfinite(number):
-            raise WrongPayload("a number that is not finite")
-        if type(number) is Decimal and number in inexact:
-            raise WrongPayload("a decimal number of more digits than pydantic reads: send a text")
+            return json_text(value)
 
 
 def _inexact(said: Any) -> Set[Decimal]:
     """Return the numbers of which pydantic does not keep all digits, as pydantic reads them."""
-    read = {each: Decimal(repr(float(each))) for each in _numbers(said, [])}
+    read = {each: Decimal(repr(float(each))) for each in numbers_in(said, [])}
     return {as_read for each, as_read in read.items() if as_read != each}
 
 
-def _numbers(value: Any, found: list[Any]) -> list[Any]:
-    """Add all numbers with a fraction within value, at any depth, to found."""
-    kind = type(value)
-    if kind in _NO_NUMBERS:
-        return found
-    if kind is float or kind is Decimal:
-        found.append(value)
-        return found
-    parts: Iterable[Any] = ()
-    if isinstance(value, dict):
-        parts = value.values()
-    elif isinstance(value, list | tuple | set | frozenset):
-        parts = value
-    elif dataclasses.is_dataclass(value):
-        parts = [getattr(value, each.name, None) for each in dataclasses.fields(value)]
-    elif _is_pydantic(kind):
-        computed = [getattr(value, name) for name in kind.__pydantic_computed_fields__]
-        parts = [*vars(value).values(), *(value.__pydantic_extra__ or {}).values(), *computed]
-    for each in parts:
-        _numbers(each, found)
-    return found
-
-
-_NO_NUMBERS = frozenset({str, int, bool, type(None), datetime, date, UUID, bytes})
 _NO_VALUES: dict[str, Any] = {
     "include_url": False,
     "include_context": False,

@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
+from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.consume.copies import Copies, Original, Stored
 from messagebus._io.loop import run_blocking
-from messagebus._io.wire import amqp_wire
 from messagebus.admin import directory
 from messagebus.aio import AsyncPublisher
 from messagebus.commands.exits import Exit
@@ -221,7 +221,7 @@ async def _publishing(bus: BusConfig, to: str) -> Any:
     if "/" in to:
         target = parse_wanted(to)
         assert isinstance(target, Subscription)
-        copies = Copies(bus, target, amqp_wire(bus))
+        copies = Copies(bus, target, AmqpWire(bus))
 
         async def copy(found: Replayed) -> None:
             original = Original(

@@ -29,6 +29,7 @@ import httpx
 from messagebus import __version__
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer
+from messagebus.bodies import BINARY
 from messagebus.broker import is_http
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import (
@@ -42,7 +43,7 @@ from messagebus.destination import parse_destination
 from messagebus.envelope import delivered, write_envelope
 from messagebus.errors import ConfigError, NotReady, reason_of
 from messagebus.handling import DELAY_S_MAX, Park, RetryLater, RetryPolicy
-from messagebus.message import BINARY, Delivery
+from messagebus.message import Delivery
 from messagebus.stats import Durability
 from messagebus.terminal import say
 

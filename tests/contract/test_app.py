@@ -27,7 +27,6 @@ from messagebus import (
     Stopped,
     Unroutable,
 )
-from messagebus.payloads import as_payload
 from messagebus.testing import MemoryBus
 from messagebus.worker.pulse import look
 from tests.contract.conftest import NOWHERE, READY_WITHIN_S
@@ -364,7 +363,7 @@ async def test_each_message_of_a_batch_has_an_answer_of_its_own(stage: Stage, ki
         notes = ("park", "later", "fails", "good", "")
         await app.publisher.send_many(
             stage.queue,
-            [as_payload(Order(1, note)) for note in notes] + [as_payload({"number": "no"})],
+            [*(Order(1, note) for note in notes), {"number": "no"}],
         )
         await stage.until(
             lambda: (app.stats()[stage.queue].acked, app.stats()[stage.queue].parked) == (3, 3)

@@ -93,7 +93,7 @@ def lead_into_memory(monkeypatch: pytest.MonkeyPatch, bus: MemoryBus) -> None:
     """Have every client and every tool of the directory use this bus, until the patch is undone."""
     wire = bus._wire
     for module in (publisher, consumer, aio, replay):
-        monkeypatch.setattr(module, "amqp_wire", lambda _config: wire)
+        monkeypatch.setattr(module, "AmqpWire", lambda _config: wire)
     monkeypatch.setattr(directory, "topology_for", lambda _config: wire.topology())
     monkeypatch.setattr(Consumer, "_receive", _ending(Consumer._receive))
     running: set[App] = set()

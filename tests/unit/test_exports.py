@@ -21,6 +21,7 @@ NOT_EXPORTED = {
     "messagebus.admin.proof": "what agents and operators prove to each other, for the kits too",
     "messagebus.http": "the servers of the agent, the gateway, the monitor and the health checks",
     "messagebus.recording.events": "columns of recorded events, for bench and spark",
+    "messagebus.bodies": "text and JSON of bodies, for the gateway and the tools too",
     "messagebus.checks": "ranges of settings, for every module that has some",
     "messagebus.clock": "the two clocks, for the agent and the tools too",
     "messagebus.numbers": "numbers from outside, for the services too",

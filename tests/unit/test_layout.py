@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Collection
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -70,6 +73,51 @@ def test_test_files_of_one_subject_say_what_each_is_about() -> None:
             match and match[1] for path in paths for match in [DOCSTRING.match(path.read_text())]
         }
         assert len(said) == len(paths), f"one subject, one file: {[*map(str, paths)]}"
+
+
+def modules() -> dict[str, Path]:
+    """Return every module of the product, by its name."""
+    paths = [path for name in PYTHON for path in (ROOT / name).rglob("*.py")]
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in paths
+    }
+
+
+def imports_of(source: str, known: Collection[str]) -> set[str]:
+    """Return the known modules that a source imports, inside functions too; not those for type checkers."""
+    found: set[str] = set()
+    nodes: list[ast.AST] = [ast.parse(source)]
+    while nodes:
+        match nodes.pop():
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=others):
+                nodes += others
+            case ast.Import(names=names):
+                found |= {each.name for each in names}
+            case ast.ImportFrom(module=str(package), names=names):
+                inner = {f"{package}.{each.name}" for each in names}
+                found |= inner | ({package} if inner - known else set())
+            case node:
+                nodes += ast.iter_child_nodes(node)
+    return found & set(known)
+
+
+def test_no_modules_import_each_other_not_even_inside_functions() -> None:
+    paths = modules()
+    assert len(paths) > 400
+    graph = {
+        name: imports_of(path.read_text(), paths.keys()) - {name} for name, path in paths.items()
+    }
+    TopologicalSorter(graph).prepare()  # a CycleError names those of a circle
+
+
+def test_an_import_inside_a_function_closes_a_circle_and_one_for_type_checkers_does_not() -> None:
+    known = {"a.b", "a.c", "a"}
+    late = "def f() -> None:\n    from a.b import x\n    from a import c"
+    assert imports_of(late, known) == {"a.b", "a.c"}
+    assert imports_of("if TYPE_CHECKING:\n    import a.b\nelse:\n    from a import y", known) == {
+        "a"
+    }
 
 
 def test_no_test_folder_is_a_package() -> None:

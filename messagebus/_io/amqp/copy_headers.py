@@ -31,9 +31,9 @@ from messagebus._io.amqp.properties import (
     TYPE,
     read_headers,
 )
+from messagebus.bodies import BINARY
 from messagebus.core.headers import OF_BROKERS, STREAM_OFFSET
 from messagebus.core.parking import TTL_HEADER
-from messagebus.message import BINARY
 
 # Properties must fit into one frame, of 128 KiB by default, or the broker ends the link.
 PROPERTIES_BYTES_MAX = 120 * 1024

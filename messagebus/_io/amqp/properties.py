@@ -15,10 +15,11 @@ import pika.data
 
 from messagebus._io.amqp.batch import BATCH_TYPE
 from messagebus._io.amqp.header_table import read_table
+from messagebus.bodies import BINARY
 from messagebus.clock import whole_ms
 from messagebus.core.headers import OF_BROKERS
 from messagebus.core.parking import TTL_HEADER, read_ttl_ms
-from messagebus.message import BINARY, FIRST_MS_MAX, NO_HEADERS, RESERVED_PREFIX, Message
+from messagebus.message import FIRST_MS_MAX, NO_HEADERS, RESERVED_PREFIX, Message
 
 KEY_HEADER = "mb-key"
 # The field of a header table: length and text of the name, S for a text; its length and itself follow.

@@ -19,9 +19,10 @@ from messagebus._io.amqp.link import line_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import Address, Target, message_ids
 from messagebus._io.wire import Wire
+from messagebus.bodies import BINARY
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.destination import Delay, Source, Subscription, delay_step
-from messagebus.message import BINARY, Header
+from messagebus.message import Header
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import printable
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol, cast
 from messagebus._io.amqp.batch import BATCH_TYPE, EntryShape, encode_entry
 from messagebus._io.amqp.connection import Frames, Transport, UniformFrames
 from messagebus._io.amqp.properties import A_MADE_ID, bare_entry_shape, bare_shape, encode, is_bare
+from messagebus.bodies import BINARY
 from messagebus.config import NOT_BOTH
 from messagebus.core.confirms import Batch
 from messagebus.core.pending import CONFIRMED, END_CONFIRMED, SPOOLED, Entry, Item
@@ -32,7 +33,7 @@ from messagebus.errors import (
     NameInvalid,
     SpoolFull,
 )
-from messagebus.message import BINARY, BODY_BYTES_MAX, Message, Options, Payload, check_seconds
+from messagebus.message import BODY_BYTES_MAX, Message, Options, Payload, as_message, check_seconds
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import did_you_mean
 from messagebus.topology import differences, options_of
@@ -63,17 +64,6 @@ def no_room(size: int, timeout_ms: int, fault: str) -> BacklogFull:
     """Return the error of a publish that found no room. fault: why the spool took nothing either, or ""."""
     told = f"no room for {size} bytes within {timeout_ms} ms"
     return SpoolFull(f"{told}; the spool takes nothing: {fault}") if fault else BacklogFull(told)
-
-
-def as_message(payload: Payload) -> Message:
-    """Return the payload as a message: a message as it is, bytes as binary, str as text."""
-    match payload:
-        case Message():
-            return payload
-        case str():
-            return Message.text(payload)
-        case _:
-            return Message(body=payload)
 
 
 class Outgoing:

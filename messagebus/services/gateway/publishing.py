@@ -32,10 +32,11 @@ from messagebus import (
     Stopped,
     WrongPayload,
 )
+from messagebus.bodies import decode_json
 from messagebus.clock import monotonic_ms
 from messagebus.envelope import FIELDS_OF_MESSAGE
 from messagebus.integrations import cloudevents
-from messagebus.message import BODY_BYTES_MAX, decode_json
+from messagebus.message import BODY_BYTES_MAX
 from messagebus.numbers import read_number
 from messagebus.services.gateway.problems import Problem, encoded, seconds
 

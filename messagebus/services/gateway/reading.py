@@ -10,9 +10,10 @@ from typing import Any, Self
 from starlette.requests import Request
 
 from messagebus import MessageInvalid, WrongPayload
+from messagebus.bodies import decode_json
 from messagebus.http.allowance import Places
 from messagebus.integrations import cloudevents
-from messagebus.message import BODY_BYTES_MAX, decode_json
+from messagebus.message import BODY_BYTES_MAX
 from messagebus.numbers import read_number, read_whole
 from messagebus.services.gateway.problems import Problem
 from messagebus.services.gateway.publishing import (

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from messagebus import MessageBusError
-from messagebus.message import decode_json
+from messagebus.bodies import decode_json
 from messagebus.services.gateway.people import Principal
 from messagebus.services.gateway.problems import Problem, encoded, problem_of_fault
 from messagebus.services.gateway.pulling import Holding, Pulls, Reader, as_json

@@ -35,9 +35,8 @@ from messagebus import (
 )
 from messagebus.clock import monotonic_ms
 from messagebus.http.allowance import Places
-from messagebus.http.connections import source_of
+from messagebus.http.connections import NAMES, ROOM, source_of
 from messagebus.http.guard import Guard, Sender, has_bearer, has_own_header, host_names
-from messagebus.http.server import NAMES, ROOM
 from messagebus.integrations import cloudevents
 from messagebus.message import BODY_BYTES_MAX
 from messagebus.services.gateway import streaming

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from messagebus._io.hooks import TOLD_EVERY, HookChain, hook_chain, with_id
 from messagebus._io.publish.publishes import Targets
+from messagebus.bodies import BINARY
 from messagebus.core.deliveries import Receipt
 from messagebus.core.headers import OF_BROKERS
 from messagebus.destination import Queue
 from messagebus.hooks import Hooks
-from messagebus.message import BINARY, Delivery, Message
+from messagebus.message import Delivery, Message
 from messagebus.stats import Durability, Outcome, Published
 
 SHAPE = Targets().plain("orders")

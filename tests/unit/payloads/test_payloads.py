@@ -22,7 +22,8 @@ from messagebus import (
     Receipt,
     WrongPayload,
 )
-from messagebus.payloads import as_payload, reader
+from messagebus.message import as_message
+from messagebus.payloads import reader
 
 
 class Amount(pydantic.BaseModel):
@@ -183,8 +184,7 @@ def read(annotation: Any, body: bytes, content_type: str = "application/json") -
 
 
 def back_and_forth(value: Any, annotation: Any) -> Any:
-    payload = as_payload(value)
-    assert isinstance(payload, Message)
+    payload = as_message(value)
     assert payload.content_type == "application/json"
     return reader(annotation)(delivery(payload))
 
@@ -314,7 +314,7 @@ def test_no_number_comes_otherwise_than_it_was_said(annotation: Any, body: bytes
 )
 def test_what_no_reader_would_take_is_not_published(value: Any) -> None:
     with pytest.raises(MessageInvalid, match="is not JSON"):
-        as_payload(value)
+        as_message(value)
 
 
 def test_names_of_one_object_may_be_numbers_that_differ() -> None:
@@ -324,22 +324,22 @@ def test_names_of_one_object_may_be_numbers_that_differ() -> None:
 
 def test_messages_bytes_and_texts_are_published_as_they_are() -> None:
     message = Message(body=b"x")
-    assert as_payload(message) is message
-    assert as_payload(b"x") == b"x"
-    assert as_payload("x") == "x"
+    assert as_message(message) is message
+    assert as_message(b"x") == Message(body=b"x")
+    assert as_message("x") == Message.text("x")
 
 
 @pytest.mark.parametrize("value", [object(), {"a": b"x"}, {(1, 2): 3}, float("nan"), ["\ud800"]])
 def test_what_json_cannot_say_is_not_published(value: Any) -> None:
     with pytest.raises(MessageInvalid, match="is not JSON"):
-        as_payload(value)
+        as_message(value)
 
 
 def test_what_holds_itself_is_not_published() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(MessageInvalid, match="is not JSON"):
-        as_payload(endless)
+        as_message(endless)
 
 
 def test_bytes_take_any_content() -> None:

@@ -23,7 +23,7 @@ from messagebus._io.amqp.properties import (
     read_message_id,
     read_stamp_ms,
 )
-from messagebus.message import BINARY
+from messagebus.bodies import BINARY
 
 TEXTS = st.text(max_size=20)
 VALUES = st.one_of(

@@ -24,12 +24,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from messagebus import ConfigError, Delivery, Message, Queue, Subscription, Topic
+from messagebus.bodies import decode_json
 from messagebus.core.deliveries import Receipt
 from messagebus.http import listening
 from messagebus.http.connections import Bounds
 from messagebus.http.listening import listen
 from messagebus.http.server import Server
-from messagebus.message import decode_json
 from messagebus.services.gateway import pulling
 from messagebus.services.gateway.config import GatewayConfig
 from messagebus.services.gateway.demand import HOLD_MS

@@ -1,0 +1,131 @@
+"""Every call that publishes takes the same payloads: those of Publisher, AsyncPublisher, App and Outbox."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from messagebus import App, Message, MessageInvalid, Outbox
+from messagebus.outbox.rows import to_publish
+from messagebus.outbox.table import _READ_ALL
+from messagebus.testing import MemoryBus
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    number: int
+
+
+WITHIN_S = 30
+# Payload -> the body and content type that arrive.
+PAYLOADS: list[tuple[Any, tuple[bytes, str]]] = [
+    (b"\0\xff", (b"\0\xff", "application/octet-stream")),
+    ("text", (b"text", "text/plain; charset=utf-8")),
+    ({"n": 1}, (b'{"n":1}', "application/json")),
+    ([1, "two"], (b'[1,"two"]', "application/json")),
+    (Order(7), (b'{"number":7}', "application/json")),
+    (17, (b"17", "application/json")),
+    (None, (b"null", "application/json")),
+    (Message(body=b"x", content_type="image/png"), (b"x", "image/png")),
+]
+Publish = Callable[[MemoryBus, Any, dict[str, Any]], Message]
+
+
+def arrived(bus: MemoryBus) -> Message:
+    with bus.consumer("orders", subscription="billing") as consumer:
+        delivery = consumer.receive(timeout_s=WITHIN_S)
+    assert delivery is not None
+    return delivery.message
+
+
+def blocking(call: str) -> Publish:
+    def publish(bus: MemoryBus, payload: Any, options: dict[str, Any]) -> Message:
+        with bus.publisher() as publisher:
+            payloads = [payload] if call == "send_many" else payload
+            getattr(publisher, call)("orders", payloads, **options)
+        return arrived(bus)
+
+    return publish
+
+
+def on_a_loop(call: str) -> Publish:
+    async def publish_on_it(bus: MemoryBus, payload: Any, options: dict[str, Any]) -> None:
+        async with bus.async_publisher() as publisher:
+            payloads = [payload] if call == "send_many" else payload
+            await getattr(publisher, call)("orders", payloads, **options)
+
+    def publish(bus: MemoryBus, payload: Any, options: dict[str, Any]) -> Message:
+        asyncio.run(publish_on_it(bus, payload, options))
+        return arrived(bus)
+
+    return publish
+
+
+def by_app(bus: MemoryBus, payload: Any, options: dict[str, Any]) -> Message:
+    async def publish() -> None:
+        app = App()
+        app.use(bus)
+        async with app:
+            await app.publish("orders", payload, **options)
+
+    asyncio.run(publish())
+    return arrived(bus)
+
+
+def by_outbox(_bus: MemoryBus, payload: Any, options: dict[str, Any]) -> Message:
+    """Read the row as a relay does."""
+    with sqlite3.connect(":memory:") as database:
+        outbox = Outbox()
+        for statement in outbox.ddl("sqlite"):
+            database.execute(statement)
+        outbox.add(database, "orders", payload, **options)
+        rows = database.execute(f"SELECT {_READ_ALL} FROM {outbox.table}").fetchall()
+    (row,) = rows
+    return to_publish(row).message
+
+
+CALLS: dict[str, Publish] = {
+    **{
+        f"Publisher.{call}": blocking(call) for call in ("send", "submit", "send_safe", "send_many")
+    },
+    **{
+        f"AsyncPublisher.{call}": on_a_loop(call)
+        for call in ("send", "submit", "send_safe", "send_many")
+    },
+    "App.publish": by_app,
+    "Outbox.add": by_outbox,
+}
+
+
+@pytest.mark.parametrize("publish", CALLS.values(), ids=CALLS.keys())
+def test_every_publishing_call_takes_every_payload(publish: Publish) -> None:
+    for payload, expected in PAYLOADS:
+        bus = MemoryBus()
+        bus.declare("orders/billing")
+        message = publish(bus, payload, {})
+        assert (message.body, message.content_type) == expected, payload
+
+
+@pytest.mark.parametrize("publish", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize("payload", [object(), bytearray(b"x"), {"n": float("nan")}])
+def test_every_publishing_call_refuses_what_json_cannot_say(publish: Publish, payload: Any) -> None:
+    with pytest.raises(MessageInvalid, match="is not JSON"):
+        publish(MemoryBus(), payload, {})
+
+
+@pytest.mark.parametrize("redundant", [True, "preferred"])
+def test_a_redundant_publish_takes_every_payload(redundant: bool | str) -> None:
+    for payload, (body, content_type) in PAYLOADS:
+        bus = MemoryBus(brokers=2)
+        bus.declare("queue:jobs")
+        with bus.publisher() as publisher:
+            publisher.send_safe("queue:jobs", payload, redundant=redundant)
+        with bus.consumer("queue:jobs") as consumer:
+            delivery = consumer.receive(timeout_s=WITHIN_S)
+        assert delivery is not None
+        assert (delivery.body, delivery.content_type) == (body, content_type), payload
