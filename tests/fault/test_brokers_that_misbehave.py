@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -23,6 +24,7 @@ from messagebus import (
     Published,
     Publisher,
     PublisherConfig,
+    Spool,
 )
 from messagebus._io.publish import driver as publishing_driver
 from messagebus._io.publish import links as publishing_links
@@ -148,6 +150,24 @@ def test_headers_above_the_agreed_frame_are_refused_with_their_size_and_cost_no_
                 assert end.outcome is Outcome.REFUSED
                 assert "4076" in end.reason
             assert publisher.stats().links_lost == 0
+
+
+def test_headers_of_a_spool_above_the_agreed_frame_cost_no_link_and_no_other_destination(
+    hot_path: str, tmp_path: Path
+) -> None:
+    with fake_rabbit(manners=Manners(frame_max=4096)) as rabbit:
+        for topic in (TOPIC, "others"):
+            rabbit.hold(topic)
+            rabbit.hold(f"{topic}/{SUBSCRIPTION}")
+        config = PublisherConfig(spool=Spool(tmp_path, always=True))
+        with publishing(rabbit, config) as publisher:
+            end = publisher.send_safe(TOPIC, b"x", headers={"a": "x" * 5_000})
+            assert end.outcome is Outcome.SPOOLED
+            publisher.send_safe("others", b"fits", headers={"a": "x" * 3_000})
+            eventually(lambda: publisher.stats().spool_messages == 1, within_s=WITHIN_S)
+            eventually(lambda: publisher.stats().spool_failures > 1, within_s=WITHIN_S)
+            assert publisher.stats().links_lost == 0
+            assert publisher.stats().spool_messages == 1, "another broker may take it"
 
 
 @pytest.mark.guarantee("malformed-frames")

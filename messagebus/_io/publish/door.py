@@ -184,9 +184,8 @@ class MemoryDoor:
                 publish.properties = encode_publish(target, message, message_id, alone=alone)
             except Exception as fault:  # an AMQP table cannot hold it
                 return self.refuse(publish, f"cannot be encoded: {type(fault).__name__}")
-            size, most = len(publish.properties), self._driver.properties_max
-            if alone and size > most:
-                return self.refuse(publish, f"headers of {size} bytes: its broker takes {most}")
+            if alone and (fault := self._frame_fault(publish.properties)):
+                return self.refuse(publish, fault)
             self._pending.accept(publish, alone=alone)
         if not self._driver.is_woken:
             self._driver.wake()
@@ -213,10 +212,18 @@ class MemoryDoor:
 
     def accept_alone(self, publish: Publish) -> None:
         """Accept a publish with its properties, in no batch and behind all others."""
+        if not publish.attempts and (fault := self._frame_fault(publish.properties or b"")):
+            self.refuse(publish, fault)
+            return
         if publish.target.destination not in self._known:
             self.open(publish.target)
         self._pending.accept(publish, alone=True)
         self._driver.wake()
+
+    def _frame_fault(self, properties: bytes) -> str:
+        """Return why a broker would hang up at these properties, which go alone; "" where it takes them."""
+        size, most = len(properties), self._driver.properties_max
+        return f"headers of {size} bytes: its broker takes {most}" if size > most else ""
 
     def submit_copy(self, copy: PublishCopy) -> None:
         """Accept one of two copies, as `submit`."""
