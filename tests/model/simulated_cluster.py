@@ -100,6 +100,7 @@ class SimulatedCluster:
     kill_in: number of looks or commands before Killed is raised. agents_read_lists: whether an agent that the
     list does not name keeps publishers away. ran: every command, in its order.
     swapped: name -> the broker that answers at its management's address. hosts: name -> that on its host.
+    dies: name of a broker whose host dies, and the number of looks or commands before.
     dials: name of a broker that a client dials itself right before this command, and publishes to.
     """
 
@@ -116,6 +117,7 @@ class SimulatedCluster:
     swapped: dict[str, str] = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)
     dials: tuple[str, str] = ("", "")
+    dies: tuple[str, int] = ("", 0)
 
     @classmethod
     def of(cls, chance: random.Random, count: int = 3) -> SimulatedCluster:
@@ -141,6 +143,11 @@ class SimulatedCluster:
             if self.kill_in < 0:
                 self.kill_in = None
                 raise Killed
+        name, left = self.dies
+        if name:
+            self.dies = (name, left - 1) if left else ("", 0)
+            if not left:
+                self.die(name)
         self._agents_look()
         if self.chance.random() < 0.3:
             self.publish()

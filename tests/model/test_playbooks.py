@@ -404,6 +404,31 @@ def test_an_undo_that_a_dead_broker_stops_says_how_the_run_is_closed(
     assert world.play("replace", "mb2", yes=True) == ""
 
 
+@pytest.mark.guarantee("playbook-killed-anywhere")
+@pytest.mark.parametrize("ticks", range(0, KILL_POINTS, 4))
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_rolling_restart_that_meets_a_dead_broker_halfway_names_it_and_has_a_way_on(
+    comes_back: bool, ticks: int, world_of: Callable[[int], World]
+) -> None:
+    world = world_of(1)
+    world.cluster.dies = ("mb2", ticks)
+    assert "mb2" in world.play("restart", "", rolling=True)
+    assert world._is_open("restart --rolling")
+    if comes_back:
+        world.cluster.mend()
+        assert world.play("restart", "", rolling=True) == ""
+    else:
+        assert "mb2" in world.play("restart", "", rolling=True)
+        assert world.cluster.sent_by_all("mb1"), "the one before it is back"
+        assert "'restart --rolling' is not finished" in (refused := world.play("replace", "mb2"))
+        assert "--abandon" in refused
+        assert world.play("restart", "", rolling=True, abandon=True) == "Exit"
+        assert world.play("replace", "mb2") == ""
+        assert world.play("restart", "mb3") == ""
+    for name in world.cluster.inventory_names:
+        assert world.cluster.sent_by_all(name)
+
+
 def nothing(*_words: object, **_more: object) -> Any:
     return None
 
@@ -716,7 +741,7 @@ def test_a_bad_night_ends_well_wherever_a_playbook_is_killed_and_not_with_the_de
     night: Callable[[World, int], None],
     defect: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
-    for kill_in in range(0, KILL_POINTS, 2):
+    for kill_in in range(0, KILL_POINTS, 4):
         night(world_of(kill_in), kill_in)
 
     def every_night() -> None:

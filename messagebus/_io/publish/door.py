@@ -184,8 +184,8 @@ class MemoryDoor:
                 publish.properties = encode_publish(target, message, message_id, alone=alone)
             except Exception as fault:  # an AMQP table cannot hold it
                 return self.refuse(publish, f"cannot be encoded: {type(fault).__name__}")
-            if alone and (fault := self._frame_fault(publish.properties)):
-                return self.refuse(publish, fault)
+            if alone and (too_long := self._frame_fault(publish.properties)):
+                return self.refuse(publish, too_long)
             self._pending.accept(publish, alone=alone)
         if not self._driver.is_woken:
             self._driver.wake()
