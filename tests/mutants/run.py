@@ -74,14 +74,9 @@ def load(path: Path) -> list[Mutant]:
 
 
 def tests_of(file: str) -> str:
-    """Return the test's path: ``messagebus/core/confirms.py`` -> ``tests/unit/core/test_confirms.py``.
-
-    Tests of the other distributions stand below their names.
-    """
+    """Return the test's path: ``messagebus/core/confirms.py`` -> ``tests/unit/core/test_confirms.py``."""
     path = Path(file)
-    kit, *below = path.parent.parts
-    folder = Path("tests/unit", *([] if kit == "messagebus" else [kit]), *below)
-    return str(folder / f"test_{path.stem}.py")
+    return str(Path("tests/unit", *path.parent.parts[1:], f"test_{path.stem}.py"))
 
 
 def apply(mutant: Mutant, tree: Path) -> None:
