@@ -169,9 +169,9 @@ def checked_wait(timeout_s: float | None) -> float | None:
     """
     if timeout_s is None:
         return None
-    if not isinstance(timeout_s, int | float) or not timeout_s < math.inf:
+    if timeout_s == math.inf:
         raise ConfigError(f"timeout_s {timeout_s!r}: seconds, or None to wait without a bound")
-    return max(0.0, min(timeout_s, WAIT_S_MAX))
+    return checked_grace(timeout_s)
 
 
 def checked_grace(seconds: float, name: str = "timeout_s") -> float:
