@@ -3,6 +3,17 @@
 Everything runs on one asyncio loop; only files are written in threads.
 """
 
+# Service ─┬─ Store                 map, operators' drain and report on disk
+#          ├─ ListFile, Clients     the consumer list here, and the clients that have applied it
+#          ├─ Upkeep                the own broker: link, gate, applied map, partitions, losses
+#          ├─ Topology ─ Register   the map, agreed on with the other agents (`Peers`)
+#          ├─ Moves, Expiry         partitions that move, subscriptions that expire
+#          ├─ Management, Loads     alarms, policies and figures of the own broker
+#          └─ application           the HTTP interface, which speaks for all of them
+#
+# Whatever waits for something is a task of its own, begun again when it fails (`_kept`). The service itself
+# keeps only what the verdict adds to the upkeep's condition: drain, alarm, policies.
+
 from __future__ import annotations
 
 import asyncio

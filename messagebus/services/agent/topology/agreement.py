@@ -8,6 +8,14 @@ brokers were not asked.
 confirm would promise more than it keeps. A subscription without a durability takes its topic's level.
 """
 
+# A change of a caller, in rounds until the list and the entries stand (`_changing`: one change at a time):
+#
+#   wait in turn ─ pull a majority ─ resolve, ask all ─ write, store ─┬─ own broker (`Answering`) ─┬─ judge
+#   `_waiting`     `Register.heard`  `_making`          `_storing`    └─ other agents (`Peers`) ───┘
+#
+# `_making` are the names that this agent is about to create while it asks; of two agents that make one name
+# at the same time with different options, one yields to the other (`_yielded_to`).
+
 from __future__ import annotations
 
 import asyncio
