@@ -32,7 +32,7 @@ LEADERS_WAIT_S = 120.0
 # Dead-letter workers end without notice by the broker; until they are started again no message leaves a
 # delay step.
 LOOK_EVERY_S = 10.0
-NAMES_TOLD = 3
+NAMES_SHOWN = 3
 STREAMS = "mb.stream/"
 # Dead-lettering that was started again in so many of the last looks is ended by a message, not by chance.
 LOOKS_KEPT, ENDS_AGAIN_MIN = 6, 3
@@ -56,8 +56,10 @@ class Recovery:
     def fault(self) -> str:
         """Queues that neither take nor give, and the first step; "" when there are none."""
         if self.dead:
-            some = ", ".join(sorted(self.dead)[:NAMES_TOLD])
-            more = f" and {len(self.dead) - NAMES_TOLD} more" if len(self.dead) > NAMES_TOLD else ""
+            some = ", ".join(sorted(self.dead)[:NAMES_SHOWN])
+            more = (
+                f" and {len(self.dead) - NAMES_SHOWN} more" if len(self.dead) > NAMES_SHOWN else ""
+            )
             why = "their processes are dead: restart the broker"
             if any(name.startswith(STREAMS) for name in self.dead):
                 why += "; a stream that stays dead has lost its coordinator: OPERATIONS.md"
@@ -145,7 +147,7 @@ class Ladder:
     def __init__(self, broker: str) -> None:
         self._broker = broker
         self._looks = itertools.count(1)
-        self._told = 0
+        self._logged = 0
         self.leads_out = False
         self.undelivered: int | None = None
 
@@ -178,18 +180,18 @@ class Ladder:
         if self.leads_out and not next(self._looks) % REPAIR_EVERY:
             await control.declare(LADDER)
             await control.bind(LADDER)
-        self._tell(found[0])
+        self._log(found[0])
 
-    def _tell(self, undelivered: int) -> None:
+    def _log(self, undelivered: int) -> None:
         """Log a line for the first of them, and whenever there are twice as many."""
         self.undelivered = undelivered
-        if undelivered >= max(1, 2 * self._told):
+        if undelivered >= max(1, 2 * self._logged):
             log.warning(
                 "delayed messages found no queue broker=%s messages=%d"
                 " (messagebus parked list undelivered)",
                 self._broker,
                 undelivered,
             )
-            self._told = undelivered
-        elif undelivered < self._told:
-            self._told = undelivered
+            self._logged = undelivered
+        elif undelivered < self._logged:
+            self._logged = undelivered

@@ -174,12 +174,12 @@ class Topology:
 
     # Changes of peers.
 
-    async def told(self, snapshot: Snapshot) -> Reply:
+    async def receive(self, snapshot: Snapshot) -> Reply:
         """Take entries that a peer changed: store them, apply them, answer for them."""
         names = [entry.wanted for entry in snapshot.entries if entry.alive]
         if not snapshot.intact:
             return Reply(answer=Answer.NO, reason="it comes from a map that is not intact")
-        if not self.register.told(snapshot):
+        if not self.register.receive(snapshot):
             above = self.register.dropped
             reason = "a deletion that came after it is forgotten here already"
             return Reply(answer=Answer.NO, reason=reason, above=above)
@@ -433,7 +433,7 @@ class Topology:
 
     def _take(self, told: PeerAnswer) -> None:
         """Merge a concurrent change of another agent that came back with an answer."""
-        self.register.told(Snapshot(intact=told.intact, entries=told.entries))
+        self.register.receive(Snapshot(intact=told.intact, entries=told.entries))
 
     # Storing.
 

@@ -295,7 +295,7 @@ class Peers:
                     json=body,
                     timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
                 )
-            return _told(answer)
+            return _peer_answer(answer)
         except (httpx.HTTPError, ConfigError, TimeoutError, ValueError, KeyError, TypeError):
             pass
         return None
@@ -325,7 +325,7 @@ class Peers:
             log.warning("agent not believed broker=%s reason=%r", name, reason)
 
 
-def _told(answer: httpx.Response) -> PeerAnswer:
+def _peer_answer(answer: httpx.Response) -> PeerAnswer:
     if answer.status_code != httpx.codes.OK:
         reason = f"HTTP {answer.status_code}"
         return PeerAnswer(answer="no", reason=reason, stored=False, intact=False, entries=())

@@ -201,7 +201,7 @@ class Register:
             self._adopt()
         return True
 
-    def told(self, snapshot: Snapshot) -> bool:
+    def receive(self, snapshot: Snapshot) -> bool:
         """Merge entries that a peer changed. Returns False when at least one was refused.
 
         A change that was under way while tombstones of larger numbers were dropped may be a deleted

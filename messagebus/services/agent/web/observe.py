@@ -47,7 +47,7 @@ COUNTS_A_S = 100
 # A change of the state is told within this time, to whoever waits for it.
 LOOK_S = 0.1
 DIGITS_MAX = 18
-MISSING_TOLD = LOSSES_TOLD = 20
+MISSING_SHOWN = LOSSES_SHOWN = 20
 
 Key = tuple[str, Kind]
 
@@ -149,7 +149,7 @@ class Observer:
             generation=parts.lists.generation,
             topology=self._topology,
             entries=sum(entry.alive for entry in parts.register.entries.values()),
-            missing=tuple(missing[:MISSING_TOLD]),
+            missing=tuple(missing[:MISSING_SHOWN]),
             missing_count=len(missing),
             losses=tuple(
                 Loss(
@@ -159,7 +159,7 @@ class Observer:
                     noticed_at_ms=loss.noticed_at_ms,
                     repaired=bool(loss.repaired_at_ms),
                 )
-                for loss in list(upkeep.losses.kept)[-LOSSES_TOLD:]
+                for loss in list(upkeep.losses.kept)[-LOSSES_SHOWN:]
             ),
             lost=upkeep.losses.total,
             mirror=Mirror(**asdict(mirror)) if mirror else None,

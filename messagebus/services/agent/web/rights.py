@@ -29,7 +29,7 @@ from messagebus.topology import Wanted, parse_wanted
 UNPROVEN_BYTES_MAX = 64 << 20
 # Of all bodies together that arrive from users of the bus; of one user half.
 USERS_BYTES_MAX = 64 << 20
-FORBIDDEN_TOLD = 5
+FORBIDDEN_SHOWN = 5
 
 
 class Rights:
@@ -166,8 +166,8 @@ async def _within(places: SharedPlaces, whose: str, request: Request, most: int)
 
 
 def forbidden(judged: Judged) -> Response:
-    names = ", ".join(judged.forbidden[:FORBIDDEN_TOLD])
-    more = len(judged.forbidden) - FORBIDDEN_TOLD
-    more_told = f" and {more} more" if more > 0 else ""
-    told = f"the rights of user {judged.user!r} do not cover {names}{more_told}"
-    return JSONResponse({"error": told, "forbidden": True}, 403)
+    names = ", ".join(judged.forbidden[:FORBIDDEN_SHOWN])
+    left = len(judged.forbidden) - FORBIDDEN_SHOWN
+    more = f" and {left} more" if left > 0 else ""
+    text = f"the rights of user {judged.user!r} do not cover {names}{more}"
+    return JSONResponse({"error": text, "forbidden": True}, 403)

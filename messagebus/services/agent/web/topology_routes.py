@@ -117,7 +117,7 @@ class TopologyRoutes:
         except ValueError as fault:
             raise BadRequest(str(fault)) from fault
         try:
-            reply = await self._parts.topology.told(snapshot)
+            reply = await self._parts.topology.receive(snapshot)
         except TopologyError as fault:
             return error(503, str(fault))
         register = self._parts.topology.register

@@ -246,7 +246,7 @@ class Rig:
     running: asyncio.Task[None] | None = None
 
     def want(self, *entries: Entry) -> None:
-        self.register.told(Snapshot(intact=True, entries=entries))
+        self.register.receive(Snapshot(intact=True, entries=entries))
         self.upkeep.wake()
 
     async def until(self, condition: Callable[[], object]) -> None:

@@ -367,9 +367,9 @@ async def test_a_change_that_came_too_late_for_one_is_made_again_with_a_larger_n
 
 async def test_what_comes_too_late_is_answered_with_what_its_number_must_be_above(rig: Rig) -> None:
     rig.register.adopt(Snapshot(intact=True, floor=9))
-    reply = await rig.topology.told(replace(EMPTY, entries=(entry(5),)))
+    reply = await rig.topology.receive(replace(EMPTY, entries=(entry(5),)))
     assert (reply.answer, reply.stored, reply.above) == (Answer.NO, False, 9)
-    assert (await rig.topology.told(replace(EMPTY, entries=(entry(10),)))).answer is Answer.HELD
+    assert (await rig.topology.receive(replace(EMPTY, entries=(entry(10),)))).answer is Answer.HELD
 
 
 async def test_a_map_that_operators_vouch_for_is_stored_and_counts(
@@ -405,14 +405,14 @@ async def test_a_tombstone_that_all_have_is_forgotten_by_rounds_alone(rig: Rig) 
 
 
 async def test_what_a_peer_tells_is_stored_before_it_is_answered(rig: Rig) -> None:
-    reply = await rig.topology.told(replace(EMPTY, entries=(entry(),)))
+    reply = await rig.topology.receive(replace(EMPTY, entries=(entry(),)))
     assert reply.answer is Answer.HELD
     assert rig.upkeep.stored_first == [True]
     assert rig.topology.entries_of(replace(EMPTY, entries=(entry(),))) == [entry()]
 
 
 async def test_a_map_that_may_not_be_merged_is_answered_no(rig: Rig) -> None:
-    reply = await rig.topology.told(Snapshot(intact=False, entries=(entry(),)))
+    reply = await rig.topology.receive(Snapshot(intact=False, entries=(entry(),)))
     assert (reply.answer, reply.stored) == (Answer.NO, False)
     assert not rig.register.entries
 
@@ -425,7 +425,7 @@ async def test_a_map_that_cannot_be_stored_is_not_answered(
 
     monkeypatch.setattr(Store, "save_map", full)
     with pytest.raises(TopologyError, match="no space"):
-        await rig.topology.told(replace(EMPTY, entries=(entry(),)))
+        await rig.topology.receive(replace(EMPTY, entries=(entry(),)))
     assert rig.upkeep.stored_first == []
 
 
@@ -517,7 +517,7 @@ class LinkedPeers:
         async def tell(agent: Topology) -> PeerAnswer:
             await self.network._later()
             part = replace(mine, entries=tuple(entries))
-            reply = await agent.told(part)
+            reply = await agent.receive(part)
             found = tuple(agent.entries_of(part))
             return PeerAnswer(
                 answer=reply.answer.value, reason="", stored=True, intact=True, entries=found

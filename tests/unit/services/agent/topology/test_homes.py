@@ -300,9 +300,9 @@ def test_a_lost_home_that_is_back_is_unbound_and_emptied_of_its_segments_and_of_
 
 def test_a_map_that_is_behind_takes_no_move_back() -> None:
     register = Register(A, Snapshot(intact=True, entries=(topic(homes=f"2@{B} {REST}"),)))
-    register.told(Snapshot(intact=True, entries=(topic(homes=f"{A}>2@{B} {REST}"),)))
+    register.receive(Snapshot(intact=True, entries=(topic(homes=f"{A}>2@{B} {REST}"),)))
     assert dict(register.entries["orders"].options)["homes"] == f"2@{B} {REST}"
-    register.told(Snapshot(intact=True, entries=(topic(2, homes=f"2@{B}>3@{C} {REST}"),)))
-    register.told(Snapshot(intact=True, entries=(topic(3, homes=f"{A} {REST}"),)))
+    register.receive(Snapshot(intact=True, entries=(topic(2, homes=f"2@{B}>3@{C} {REST}"),)))
+    register.receive(Snapshot(intact=True, entries=(topic(3, homes=f"{A} {REST}"),)))
     assert register.entries["orders"].number == 3
     assert dict(register.entries["orders"].options)["homes"] == f"2@{B}>3@{C} {REST}"

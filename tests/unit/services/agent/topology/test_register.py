@@ -207,7 +207,7 @@ def test_what_an_agent_of_an_earlier_version_forgot_of_an_entry_is_not_forgotten
     forgotten = entry(number=3, origin="B")
     for known, comes in ((on, forgotten), (forgotten, on)):
         ours = register("A", known)
-        ours.told(intact(comes))
+        ours.receive(intact(comes))
         assert ours.entries["k"] == on
 
 
@@ -221,9 +221,9 @@ def test_a_change_needs_a_majority() -> None:
 
 def test_the_larger_number_then_origin_stands_and_the_larger_tomb() -> None:
     ours = register("A", entry(number=5, origin="A", tomb=3))
-    ours.told(intact(entry(number=5, origin="B", tomb=2)))
+    ours.receive(intact(entry(number=5, origin="B", tomb=2)))
     assert ours.entries["k"] == entry(number=5, origin="B", tomb=3)
-    ours.told(intact(entry(number=4, origin="C", alive=False, tomb=4)))
+    ours.receive(intact(entry(number=4, origin="C", alive=False, tomb=4)))
     assert ours.entries["k"] == entry(number=5, origin="B", tomb=4)
 
 
@@ -271,7 +271,7 @@ def test_an_older_map_brings_nothing_back() -> None:
     ours.listed(NAMES)
     hear(ours, "B", intact(entry("old", 5), entry("new", 11)))
     assert set(ours.entries) == {"new"}
-    assert not ours.told(intact(entry("old", 5)))
+    assert not ours.receive(intact(entry("old", 5)))
     assert set(ours.entries) == {"new"}
 
 
@@ -382,12 +382,12 @@ def test_a_change_that_comes_too_late_is_not_taken_and_made_again_with_a_larger_
     theirs = Register("B", intact(floor=9))
     theirs.listed(NAMES)
     ours = register("A", entry("slow", 4))
-    assert not theirs.told(intact(entry("slow", 4), entry("other", 10)))
+    assert not theirs.receive(intact(entry("slow", 4), entry("other", 10)))
     assert set(theirs.entries) == {"other"}
     changed = ours.change(["slow"], alive=True, answered=["B"], above=theirs.dropped)
     assert changed is not None
     assert changed[0].number == 10
-    assert theirs.told(intact(*changed))
+    assert theirs.receive(intact(*changed))
 
 
 def test_deleting_what_is_deleted_changes_no_number() -> None:
@@ -397,7 +397,7 @@ def test_deleting_what_is_deleted_changes_no_number() -> None:
 
 def test_a_map_that_operators_vouch_for_counts_and_keeps_what_is_here() -> None:
     ours = register("A", kept=False)
-    ours.told(intact(entry("mine", 2)))
+    ours.receive(intact(entry("mine", 2)))
     ours.adopt(intact(entry("k", 5), floor=1))
     assert set(ours.entries) == {"mine", "k"}
     assert (ours.intact, ours.floor, ours.dropped) == (True, 1, 1)
@@ -634,13 +634,13 @@ class World:
         mine = self.nodes[name].register
         if not self.reach(name, peer):
             return Reply(answer=Answer.NO if node.broker_up else Answer.DEAD), 0
-        if not node.register.told(Snapshot(intact=mine.intact, entries=changed)):
+        if not node.register.receive(Snapshot(intact=mine.intact, entries=changed)):
             return Reply(answer=Answer.NO), node.register.dropped
         node.disk = node.snapshot
         node.bring_about()
         found = (node.register.entries.get(each.wanted) for each in changed)
         theirs = tuple(each for each in found if each)
-        mine.told(Snapshot(intact=node.register.intact, entries=theirs))
+        mine.receive(Snapshot(intact=node.register.intact, entries=theirs))
         answer = Answer.HELD if node.broker_up else Answer.LATER
         return Reply(answer=answer, stored=node.register.intact), 0
 

@@ -230,7 +230,7 @@ async def test_a_clock_that_is_put_back_hides_no_change(
 async def test_everything_is_told_again_when_a_queue_is_gone(rig: Rig) -> None:
     await rig.sweep(load(BILLING, 3), load(JOBS, 0))
     first = await rig.ask()
-    rig.register.told(
+    rig.register.receive(
         Snapshot(intact=True, entries=(replace(entry("queue:jobs"), alive=False, number=2),))
     )
     await rig.ask()
@@ -330,7 +330,7 @@ async def test_equal_maps_have_equal_digests(rig: Rig) -> None:
     other = Rig()
     first, second = await rig.ask(), await other.ask()
     assert first.state.topology == second.state.topology != ""
-    other.register.told(Snapshot(intact=True, entries=(entry("orders/audit"),)))
+    other.register.receive(Snapshot(intact=True, entries=(entry("orders/audit"),)))
     assert (await other.ask()).state.topology != first.state.topology
 
 
@@ -371,7 +371,7 @@ async def test_the_segments_of_a_subscription_are_one_row(rig: Rig) -> None:
     """Nothing in its one queue, which is not there, would be zero of zero."""
     options = (("partitions", 4),)
     payments = replace(entry("payments/ledger"), options=options)
-    rig.register.told(Snapshot(intact=True, entries=(payments,)))
+    rig.register.receive(Snapshot(intact=True, entries=(payments,)))
     group, first = "mb.group/payments/ledger", "mb.seg/payments/ledger/0.1"
     rig.upkeep.there |= {group: (0, 3), first: (4, 1), "mb.seg/payments/ledger/3.1": (5, 1)}
     row = (await rig.ask()).rows["payments/ledger", "sub"]

@@ -78,7 +78,7 @@ class FakeTopology:
     async def adopt(self, snapshot: Snapshot) -> None:
         self.register.adopt(snapshot)
 
-    async def told(self, snapshot: Snapshot) -> Reply:
+    async def receive(self, snapshot: Snapshot) -> Reply:
         self.heard.append(snapshot)
         return Reply(answer=Answer.HELD, stored=True)
 
@@ -516,7 +516,7 @@ async def test_a_mismatch_says_that_asking_again_does_not_help(rig: Rig) -> None
 
 
 async def test_applications_delete_only_what_would_expire(rig: Rig) -> None:
-    rig.topology.register.told(Snapshot(intact=True, entries=(EXPIRING,)))
+    rig.topology.register.receive(Snapshot(intact=True, entries=(EXPIRING,)))
 
     async def delete(*names: str, **request: Any) -> int:
         body = {"wanted": list(names), "alive": False}
@@ -587,7 +587,7 @@ async def test_a_user_makes_only_so_many_names(rig: Rig, monkeypatch: pytest.Mon
 
 
 async def test_subscriptions_are_counted_for_whoever_may_log_in(rig: Rig) -> None:
-    rig.topology.register.told(Snapshot(intact=True, entries=(EXPIRING,)))
+    rig.topology.register.receive(Snapshot(intact=True, entries=(EXPIRING,)))
     assert (await rig.http.get("/subscriptions")).status_code == 401
     answer = await rig.http.get("/subscriptions", auth=("bus", "pw"))
     assert answer.json()["broker"] == "a:5672"
@@ -779,7 +779,7 @@ async def test_whoever_may_log_in_observes_what_its_rights_cover(rig: Rig) -> No
         Entry(wanted=name, number=2, origin="a:5672", alive=True, tomb=0)
         for name in ("mine/a", "orders/b")
     )
-    rig.topology.register.told(Snapshot(intact=True, entries=entries))
+    rig.topology.register.receive(Snapshot(intact=True, entries=entries))
     assert (await rig.http.get("/observe")).status_code == 401
     told = read_answer(
         (await rig.http.get("/observe", auth=("bus", "pw"))).json(), received_at_ms=0
@@ -796,7 +796,7 @@ async def test_an_answer_about_many_queues_is_squeezed_and_proves_the_token(rig:
         Entry(wanted=f"orders/s{number}", number=2, origin="a:5672", alive=True, tomb=0)
         for number in range(50)
     )
-    rig.topology.register.told(Snapshot(intact=True, entries=entries))
+    rig.topology.register.receive(Snapshot(intact=True, entries=entries))
     proof = TokenProof(lambda: Secret("token"), to="a:5672")
     answer = await rig.http.get("/observe", auth=proof)
     assert answer.headers["Content-Encoding"] == "gzip"
