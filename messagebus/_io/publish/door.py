@@ -184,7 +184,7 @@ class MemoryDoor:
                 publish.properties = encode_publish(target, message, message_id, alone=alone)
             except Exception as fault:  # an AMQP table cannot hold it
                 return self.refuse(publish, f"cannot be encoded: {type(fault).__name__}")
-            if alone and (too_long := self._frame_fault(publish.properties)):
+            if alone and (too_long := self.frame_fault(publish.properties)):
                 return self.refuse(publish, too_long)
             self._pending.accept(publish, alone=alone)
         if not self._driver.is_woken:
@@ -212,7 +212,7 @@ class MemoryDoor:
 
     def accept_alone(self, publish: Publish) -> None:
         """Accept a publish with its properties, in no batch and behind all others."""
-        if not publish.attempts and (fault := self._frame_fault(publish.properties or b"")):
+        if not publish.attempts and (fault := self.frame_fault(publish.properties or b"")):
             self.refuse(publish, fault)
             return
         if publish.target.destination not in self._known:
@@ -220,7 +220,7 @@ class MemoryDoor:
         self._pending.accept(publish, alone=True)
         self._driver.wake()
 
-    def _frame_fault(self, properties: bytes) -> str:
+    def frame_fault(self, properties: bytes) -> str:
         """Return why a broker would hang up at these properties, which go alone; "" where it takes them."""
         size, most = len(properties), self._driver.properties_max
         return f"headers of {size} bytes: its broker takes {most}" if size > most else ""

@@ -210,6 +210,9 @@ class RedundantDrivers:
                 publish.properties = encode_publish(target, message, message_id, alone=alone)
             except Exception as fault:  # an AMQP table cannot hold it
                 return self._refuse(publish, f"cannot be encoded: {type(fault).__name__}")
+            for each in (first, second) if alone else ():
+                if too_long := each.memory.frame_fault(publish.properties):
+                    return self._refuse(publish, too_long)
         self.open += 1
         publish.waiter = publish
         only = None

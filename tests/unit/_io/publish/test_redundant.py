@@ -25,7 +25,7 @@ from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import PublishCopy
 from messagebus.broker import Broker
 from messagebus.testing import MemoryBus
-from messagebus.testing.links import MemoryWire
+from messagebus.testing.links import MemoryLink, MemoryWire
 from tests.support.eventually import eventually_async
 
 WITHIN_S = 60
@@ -249,6 +249,24 @@ async def test_what_cannot_be_encoded_is_refused_and_sends_no_copy(
         await publisher.send_safe("orders", Message(body=b"x", key="k"))
     assert memory.published("orders") == []
     assert publisher.stats().refused == 1
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_headers_above_a_frame_of_either_broker_are_refused_and_send_no_copy(
+    memory: MemoryBus, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    small = memory.brokers[place]
+    monkeypatch.setattr(
+        MemoryLink,
+        "properties_max",
+        property(lambda link: 4076 if link.broker == small else 131_052),
+    )
+    stop_all_but(memory, *memory.brokers[:2])
+    async with memory.async_publisher(PublisherConfig(redundant=("orders",))) as publisher:
+        await publisher.send_safe("orders", b"opens both links")
+        with pytest.raises(Refused, match="its broker takes 4076"):
+            await publisher.send_safe("orders", b"x", headers={"a": "x" * 5_000})
+    assert {each.body for each in memory.published("orders")} == {b"opens both links"}
 
 
 async def test_what_is_given_up_at_a_stop_is_counted_once(memory: MemoryBus) -> None:
