@@ -19,8 +19,8 @@ from tests.support.raw import Raw, publish_raw
 
 DEADLINE_S = 60.0
 WITHIN_S = 60
-# Messages that RabbitMQ's dead-letter worker could not hand on and holds; then it takes no more.
 MANY = 2_000
+# Messages that RabbitMQ's dead-letter worker could not hand on and holds; then it takes no more.
 HELD = 32
 UNDELIVERED = "mb.park/mb.due"
 
