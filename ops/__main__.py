@@ -11,23 +11,49 @@ from inventory import shell
 from inventory.inventory import DEFAULT_PATH, ENV_PATH
 from messagebus.commands.exits import Program
 from messagebus.commands.options import option_anywhere
-from ops.backup.cli import backup, restore
-from ops.cluster.checkup import check
-from ops.cluster.topology import topology
-from ops.cluster.users import users
 from ops.errors import CODES
-from ops.local.cli import local
-from ops.mirror.cli import drbd
-from ops.mirror.storage_cli import storage
-from ops.monitoring import dashboards
-from ops.playbooks.cli import add, found, remove, replace, restart, upgrade
-from ops.playbooks.step_commands import hangup, hold, inventory, move, rehome
-from ops.provision.compose import compose
-from ops.provision.hosts import provision
-from ops.provision.units import units
+
+# Command -> where it is, and its line in the help. A playbook runs many, each in a process of its own.
+LATER = {
+    "add": ("ops.playbooks.cli:add", "Add the broker NAME while everything runs."),
+    "backup": ("ops.backup.cli:backup", "Back up a cluster, without messages, to ARCHIVE."),
+    "check": ("ops.cluster.checkup:check", "Compare the inventory with the running cluster."),
+    "compose": ("ops.provision.compose:compose", "Write a compose file: a bus in containers."),
+    "dashboards": ("ops.monitoring.dashboards:command", "Write dashboards for Grafana."),
+    "drbd": ("ops.mirror.cli:drbd", "Manage the mirror of a broker's disk."),
+    "found": ("ops.playbooks.cli:found", "Start a new cluster for the first time."),
+    "hangup": ("ops.playbooks.step_commands:hangup", "Close connections of publishers to NAME."),
+    "hold": ("ops.playbooks.step_commands:hold", "Keep publishers away from NAME by its agent."),
+    "inventory": ("ops.playbooks.step_commands:inventory", "Edit the inventory."),
+    "local": ("ops.local.cli:local", "Run a whole cluster on this machine."),
+    "move": ("ops.playbooks.step_commands:move", "Move messages of NAME to the other brokers."),
+    "provision": ("ops.provision.hosts:provision", "Set up the hosts NAMES, or all."),
+    "rehome": (
+        "ops.playbooks.step_commands:rehome",
+        "Move the partitions of NAME to the other brokers.",
+    ),
+    "remove": (
+        "ops.playbooks.cli:remove",
+        "Remove the broker NAME: drain it to zero, then stop it.",
+    ),
+    "replace": ("ops.playbooks.cli:replace", "Replace the dead broker NAME."),
+    "restart": (
+        "ops.playbooks.cli:restart",
+        "Restart brokers one after the other while everything runs.",
+    ),
+    "restore": ("ops.backup.cli:restore", "Restore the parts of ARCHIVE that are missing now."),
+    "storage": ("ops.mirror.storage_cli:storage", "Move a broker with its mirrored disk."),
+    "topology": (
+        "ops.cluster.topology:topology",
+        "Compare the topology of all agents and brokers.",
+    ),
+    "units": ("ops.provision.units:units", "Show the files that a host needs for systemd."),
+    "upgrade": ("ops.playbooks.cli:upgrade", "Reinstall the broker NAME in another version."),
+    "users": ("ops.cluster.users:users", "Change passwords of RabbitMQ's users."),
+}
 
 
-@click.group("ops", cls=Program, codes=CODES)
+@click.group("ops", cls=Program, codes=CODES, later=LATER)
 def cli() -> None:
     """Operate a cluster: a local one for tests, and changes to a running one.
 
@@ -38,14 +64,6 @@ def cli() -> None:
     """
 
 
-for command in (
-    *(local, add, remove, restart, upgrade, replace),
-    *(check, provision, compose, found, topology, users, hangup, hold, move, rehome, inventory),
-    *(drbd, storage),
-    *(backup, restore, units),
-    dashboards.command,
-):
-    cli.add_command(command)
 # Commands that read the inventory have the option already.
 option_anywhere(
     cli,

@@ -17,14 +17,15 @@ import click
 from inventory.shell import fabric_task
 from ops.__main__ import cli, main
 
-__all__ = list(cli.commands)
+CONTEXT = click.Context(cli)
+__all__ = cli.list_commands(CONTEXT)
 
 
 def __getattr__(name: str) -> Any:
     """Return the task of a command. Raises AttributeError."""
-    if name not in cli.commands:
-        raise AttributeError(name)
-    return _task(name, cli.commands[name])
+    if command := cli.get_command(CONTEXT, name):
+        return _task(name, command)
+    raise AttributeError(name)
 
 
 def _task(name: str, command: click.Command) -> Any:

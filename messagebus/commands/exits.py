@@ -162,12 +162,13 @@ def with_extra(extra: str, path: str) -> ModuleType:
 class Group(click.Group):
     """Group of commands. later: those that are imported when one is used.
 
-    Name -> (``module:attribute``, and its line in the help).
+    Name -> (``module:attribute``, and its line in the help). on_import: called with each when it is imported.
     """
 
     def __init__(self, name: str, *, later: Later | None = None, **settings: Any) -> None:
         """Settings: click.Group's."""
         self._later = later or {}
+        self.on_import: Callable[[click.Command], None] = lambda _command: None
         super().__init__(name, **settings)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -177,6 +178,7 @@ class Group(click.Group):
         if cmd_name in self._later and cmd_name not in self.commands:
             module, _, attribute = self._later[cmd_name][0].partition(":")
             self.commands[cmd_name] = getattr(import_module(module), attribute)
+            self.on_import(self.commands[cmd_name])
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from messagebus.commands.exits import Group
 from messagebus.stats import Durability
 
 if TYPE_CHECKING:  # imports no client while only help is wanted
@@ -71,15 +72,21 @@ def iso(ms: int | None, timespec: str = "milliseconds") -> str | None:
 
 
 def option_anywhere(group: click.Group, option: click.Option) -> None:
-    """Give the group and every command that it has now this option. Where it occurs twice, the last counts.
+    """Give the group and each of its commands this option. Where it occurs twice, the last counts.
 
     No function gets its value: see `said`.
     """
     option.expose_value = False
     option.callback = _keep
-    for command in _all(group):
-        if not any(set(option.opts) & set(other.opts) for other in command.params):
-            command.params.append(option)
+
+    def give(to: click.Command) -> None:
+        for command in _all(to):
+            if not any(set(option.opts) & set(other.opts) for other in command.params):
+                command.params.append(option)
+
+    give(group)
+    if isinstance(group, Group):
+        group.on_import = give
 
 
 def said(name: str) -> Any:

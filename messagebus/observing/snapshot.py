@@ -16,6 +16,9 @@ from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
+from messagebus.core.homes import Chain as Chain
+from messagebus.core.homes import joined, read_chains
+
 Kind = Literal["sub", "queue", "park", "delay", "tap"]
 """Kind of a row: a subscription, a queue, the parking queue of one of these, a step of the delays, a tap."""
 KINDS: frozenset[str] = frozenset(get_args(Kind))
@@ -499,3 +502,14 @@ def rows_of(bus: Bus, name: str, kinds: Iterable[Kind] = ("sub", "queue")) -> di
                 if (row := answer.rows.get(key)) is not None:
                     found[seen.broker] = row
     return found
+
+
+def chains_in(entries: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Chain, ...]]:
+    """Return the segments of every partitioned topic, of entries in the maps of several agents."""
+    counts, homes = dict[str, int](), dict[str, str]()
+    for entry in entries:
+        if entry["alive"] and "/" not in entry["wanted"] and entry.get("homes"):
+            topic, told = str(entry["wanted"]), str(entry["homes"])
+            counts[topic] = int(entry["partitions"])
+            homes[topic] = joined(homes.get(topic, told), told, counts[topic])
+    return {topic: read_chains(told, counts[topic]) for topic, told in homes.items()}

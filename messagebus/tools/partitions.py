@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -18,8 +17,7 @@ from messagebus.broker import Broker, BrokerList
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import NumberRange, bus_settings, confirm
 from messagebus.config import BusConfig
-from messagebus.core.homes import Chain as Chain
-from messagebus.core.homes import Home, joined, read_chains, segment_of
+from messagebus.core.homes import Chain, Home, read_chains, segment_of
 from messagebus.destination import Topic
 from messagebus.errors import LinkLost, NotFound, TopologyError
 from messagebus.secret import Secret
@@ -82,17 +80,6 @@ def spread(homes: Sequence[str], brokers: Collection[str], *, away: str = "") ->
         found[partition] = to = min(counts, key=lambda name: counts[name])
         counts[to] += 1
     return found
-
-
-def chains_in(entries: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Chain, ...]]:
-    """Return the segments of every partitioned topic, of entries in the maps of several agents."""
-    counts, homes = dict[str, int](), dict[str, str]()
-    for entry in entries:
-        if entry["alive"] and "/" not in entry["wanted"] and entry.get("homes"):
-            topic, told = str(entry["wanted"]), str(entry["homes"])
-            counts[topic] = int(entry["partitions"])
-            homes[topic] = joined(homes.get(topic, told), told, counts[topic])
-    return {topic: read_chains(told, counts[topic]) for topic, told in homes.items()}
 
 
 async def topic_of(bus: BusConfig, name: str) -> tuple[Topic, tuple[Chain, ...]]:

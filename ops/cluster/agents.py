@@ -13,8 +13,7 @@ from consumer_lists.nodes import Client, Cluster, Served
 from consumer_lists.nodes import Node as ListNode
 from inventory.inventory import Inventory, Node
 from messagebus.clock import wall_ms
-from messagebus.observing.snapshot import Answer, read_answer
-from messagebus.tools.partitions import Chain, chains_in
+from messagebus.observing.snapshot import Answer, Chain, chains_in, read_answer
 from ops.cluster.management import request
 from ops.cluster.members import Absent, Members
 from ops.errors import NoAnswer

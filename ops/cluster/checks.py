@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from messagebus.destination import GROUPS, SEGMENTS
 from messagebus.errors import ConfigError
+from messagebus.observing.snapshot import Chain
 from messagebus.terminal import plural
-from messagebus.tools.partitions import Chain
 from ops.cluster.management import Connection, Queue
 from ops.cluster.view import View
 from ops.errors import NoAnswer, NotProved, OpsError

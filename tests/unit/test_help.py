@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from messagebus.__main__ import LATER, cli
 from messagebus.commands import outbox
 from messagebus.commands.options import NumberRange
+from ops import __main__ as ops
 
 GROUPS = {
     "messagebus": "messagebus.__main__:cli",
@@ -204,7 +205,7 @@ COMPLETES = {"_MESSAGEBUS_COMPLETE": "bash_complete", "COMP_WORDS": "messagebus 
 
 
 def test_commands_that_are_imported_later_are_told_by_their_own_words() -> None:
-    for group_, known in ((cli, LATER), (outbox.group, outbox.LATER)):
+    for group_, known in ((cli, LATER), (outbox.group, outbox.LATER), (ops.cli, ops.LATER)):
         later = {name: line for name, (_place, line) in known.items()}
         assert later == {name: inner_of(group_, name).get_short_help_str(WIDTH) for name in known}
 

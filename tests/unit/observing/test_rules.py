@@ -40,7 +40,7 @@ from messagebus.services.agent.broker.loads import Ages
 from tests.support.examples import examples
 from tests.support.observed import NOW_MS, bus, row, seen
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 ALERTS = ROOT / "ops" / "monitoring" / "alerts.yml"
 UNITS = {"s": 1, "m": 60, "h": 3600}
 BILLING = "orders/billing"

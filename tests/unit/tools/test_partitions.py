@@ -17,9 +17,10 @@ from messagebus._io.agents.subscriptions import SubscriptionCount, SubscriptionC
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.commands.exits import Exit
 from messagebus.errors import LinkLost, NotFound
+from messagebus.observing.snapshot import chains_in
 from messagebus.secret import Secret
 from messagebus.tools import partitions
-from messagebus.tools.partitions import chains_in, rows_of, spread
+from messagebus.tools.partitions import rows_of, spread
 from messagebus.topology import Wanted
 
 ONE, TWO = "mb1:5672", "mb2:5672"
