@@ -16,7 +16,7 @@ import click
 
 from messagebus.admin import directory
 from messagebus.commands.exits import Exit, Group
-from messagebus.commands.options import bus_settings
+from messagebus.commands.options import NumberRange, bus_settings
 from messagebus.config import PublisherConfig
 from messagebus.dialects import DIALECTS
 from messagebus.dsn import Address
@@ -128,7 +128,7 @@ def ddl(database: str, table: str, drop: bool) -> int:
 @number("--batch", 1, 10_000, RelayConfig().batch, "Rows of one read.")
 @click.option(
     "--poll-s",
-    type=click.FloatRange(0.001, 60),
+    type=NumberRange(0.001, 60),
     default=RelayConfig().poll_s,
     show_default=True,
     help="Between reads while nothing waits.",

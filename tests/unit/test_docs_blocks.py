@@ -30,6 +30,7 @@ import pytest
 
 import messagebus
 from bench.cli import bench as bench_cli
+from clients.conform.cli import conform as conform_cli
 from consumer_lists.__main__ import cli as consumer_lists_cli
 from lb.__main__ import cli as lb_cli
 from messagebus import (
@@ -164,6 +165,7 @@ KITS: dict[str, click.Command] = {
     "consumer_lists": consumer_lists_cli,
     "bench": bench_cli,
     "spark": spark_jobs,
+    "clients.conform": conform_cli,
 }
 OTHERS = {
     "cd",
