@@ -11,7 +11,6 @@ capitals: MESSAGEBUS_USER, MESSAGEBUS_PUBLISHER_WINDOW, MESSAGEBUS_CONSUMER_PREF
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import re
 import tomllib
@@ -202,16 +201,18 @@ class BusConfig(_Settings):
             return [f"broker: {fault}"]
         object.__setattr__(self, "broker", url.broker.name)
         faults = []
-        for name, value, default in (
+        settings: tuple[tuple[str, object, object], ...] = (
             ("user", url.user or None, DEFAULT_USER),
             ("password", url.password, Secret("guest")),
             ("vhost", url.vhost or None, "/"),
             ("tls", url.tls, False),
-        ):
+        )
+        for name, value, default in settings:
             own = getattr(self, name)
             own = Secret(own) if name == "password" and isinstance(own, str) else own
+            file = getattr(self, f"{name}_file", "")
             if value is not None:
-                if own not in (default, value) or getattr(self, f"{name}_file", ""):
+                if own not in (default, value) or file:
                     faults.append(
                         f"{name}: the broker's URL has another one; leave one of them out"
                     )
@@ -595,7 +596,6 @@ def _converted(kind: type[Any], values: Mapping[str, Any]) -> tuple[dict[str, An
     return known, faults
 
 
-@functools.cache
 def _types_of(kind: type) -> dict[str, Any]:
     """Return the type of each field, in order."""
     types = typing.get_type_hints(kind)

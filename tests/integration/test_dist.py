@@ -83,14 +83,13 @@ def test_the_wheel_works_in_a_bare_environment_of_few_packages(
     assert len(_needed()) + 1 <= PACKAGES_MAX, _needed()
     python = _installed(built[0], tmp_path / "bare")
     code = "import messagebus, messagebus.testing, messagebus.worker; print(messagebus.__file__)"
-    for argv, told in (
-        (["-c", code], str(tmp_path / "bare")),
-        (["-m", "messagebus", "--version"], messagebus.__version__),
-        *([["-m", "messagebus", name, "--help"], "Usage: "] for name in LATER),
-    ):
+    lines = [(["-c", code], str(tmp_path / "bare"))]
+    lines += [(["-m", "messagebus", "--version"], messagebus.__version__)]
+    lines += [(["-m", "messagebus", name, "--help"], "Usage: ") for name in LATER]
+    for argv, shown in lines:
         done = _run(python, argv, tmp_path)
         assert done.returncode == 0, done.stderr
-        assert told in done.stdout
+        assert shown in done.stdout
 
 
 @pytest.mark.parametrize("service", SERVICES)

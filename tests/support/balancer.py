@@ -65,7 +65,7 @@ def inventory_values(brokers: int = 2) -> dict[str, Any]:
 
 
 def inventory(
-    brokers: int = 2, *, base: Path = BASE, timers: Mapping[str, int] | None = None
+    brokers: int = 2, *, base: Path = BASE, timers: Mapping[str, float] | None = None
 ) -> Inventory:
     """Return a good inventory whose probe's password is known. timers: in place of the defaults."""
     values = inventory_values(brokers)

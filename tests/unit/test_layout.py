@@ -96,7 +96,7 @@ def imports_of(source: str, known: Collection[str]) -> set[str]:
                 found |= {each.name for each in names}
             case ast.ImportFrom(module=str(package), names=names):
                 inner = {f"{package}.{each.name}" for each in names}
-                found |= inner | ({package} if inner - known else set())
+                found |= inner | ({package} if inner - set(known) else set())
             case node:
                 nodes += ast.iter_child_nodes(node)
     return found & set(known)
