@@ -6,13 +6,18 @@ import asyncio
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from messagebus.http.allowance import SharedPlaces
+from messagebus.http.connections import source_of
 from messagebus.http.guard import Guard, Sender, has_bearer
 
 BODY_BYTES_MAX = 64 * 1024
 BODY_WITHIN_S = 20.0
+# Of all bodies that arrive together; of one address half.
+BODIES_BYTES_MAX = 16 << 20
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
     " font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -30,6 +35,7 @@ class Guarded:
 
     def __init__(self, inner: ASGIApp, guard: Callable[[], Guard]) -> None:
         self._inner, self._guard = inner, guard
+        self._arriving = SharedPlaces(BODIES_BYTES_MAX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +59,12 @@ class Guarded:
         if fault:
             await PlainTextResponse(f"{fault[1]}\n", fault[0])(scope, receive, answer)
             return
-        await self._inner(scope, _Bounded(receive), answer)
+        client = scope.get("client")
+        body = _Bounded(receive, self._arriving, source_of(client[0]) if client else "")
+        try:
+            await self._inner(scope, body, answer)
+        finally:
+            body.give_back()
 
     def _fault(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         guard, is_read = self._guard(), scope["method"] in ("GET", "HEAD")
@@ -85,10 +96,11 @@ class Guarded:
 
 
 class _Bounded:
-    """The body of a request: at most 64 KiB, within 20 s."""
+    """The body of a request: at most 64 KiB, within 20 s, and within the room that all bodies share."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, room: SharedPlaces, source: str) -> None:
         self._receive, self._bytes, self._until_s = receive, 0, 0.0
+        self._room, self._source, self._taken = room, source, 0
         self._is_whole = False
 
     async def __call__(self) -> Message:
@@ -97,8 +109,17 @@ class _Bounded:
         self._until_s = self._until_s or asyncio.get_running_loop().time() + BODY_WITHIN_S
         async with asyncio.timeout_at(self._until_s):
             message = await self._receive()
-        self._bytes += len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        if not self._room.enter(self._source, size):
+            raise HTTPException(429, "too many requests arrive at once", {"Retry-After": "5"})
+        self._taken += size
+        self._bytes += size
         self._is_whole = not message.get("more_body", False)
         if self._bytes > BODY_BYTES_MAX:
             return {"type": "http.disconnect"}
         return message
+
+    def give_back(self) -> None:
+        """Give the room back: the request has been answered."""
+        self._room.leave(self._source, self._taken)
+        self._taken = 0
