@@ -12,6 +12,7 @@ import logging
 import random
 import secrets
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -643,6 +644,17 @@ class Relay:
     def stats(self) -> RelayStats:
         """Return a snapshot."""
         return self._relay.stats()
+
+    def __del__(self) -> None:
+        thread: LoopThread | None = getattr(self, "_thread", None)
+        if thread is not None and thread.is_here and self.status is Status.RUNNING:
+            warnings.warn(
+                "a Relay was dropped without stop(): use it by `with`",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+            thread.begin_stop(self._relay.stop(), waits=False)
 
     def __enter__(self) -> Self:
         self.start()

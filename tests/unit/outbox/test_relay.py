@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
@@ -17,11 +18,12 @@ from messagebus.__main__ import cli
 from messagebus.core import relay as core_relay
 from messagebus.core.relay import End
 from messagebus.dialects import dialect_named
-from messagebus.outbox import AsyncRelay, Outbox, RelayConfig
+from messagebus.outbox import AsyncRelay, Outbox, Relay, RelayConfig
 from messagebus.outbox.relay import _Away
 from messagebus.outbox.table import Table
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
+from tests.support.together import links_left
 
 WITHIN_S = 60
 FAST = RelayConfig(poll_s=0.005)
@@ -436,3 +438,22 @@ async def test_counts_of_a_table_that_does_not_answer_are_unknown_and_not_zero(s
     assert (stats.rows_waiting, stats.rows_retrying, stats.rows_parked) == (None, None, None)
     assert relay._count_at_ms == 0
     await relay._session.close()
+
+
+def test_a_relay_that_is_dropped_without_stop_warns_and_ends(shop: Shop) -> None:
+    def start_and_drop() -> threading.Thread:
+        relay = Relay(shop.url, shop.bus)
+        relay.start(require="one")
+        assert relay._thread is not None
+        return relay._thread._thread
+
+    def dropped() -> threading.Thread:
+        thread = start_and_drop()
+        gc.collect()
+        return thread
+
+    with pytest.warns(ResourceWarning, match="a Relay was dropped without stop"):
+        thread = dropped()
+    thread.join(WITHIN_S)
+    assert not thread.is_alive()
+    assert not links_left(shop.bus)
