@@ -45,7 +45,6 @@ _HOME_OF = {
     "NotFound": "messagebus.errors",
     "NotReady": "messagebus.errors",
     "Once": "messagebus.inbox",
-    "Options": "messagebus.message",
     "Outbox": "messagebus.outbox",
     "Outcome": "messagebus.stats",
     "Park": "messagebus.handling",

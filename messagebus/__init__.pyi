@@ -52,7 +52,6 @@ from messagebus.hooks import Hooks as Hooks
 from messagebus.inbox import Once as Once
 from messagebus.message import Delivery as Delivery
 from messagebus.message import Message as Message
-from messagebus.message import Options as Options
 from messagebus.message import Payload as Payload
 from messagebus.outbox import AsyncRelay as AsyncRelay
 from messagebus.outbox import Outbox as Outbox

@@ -7,9 +7,10 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.consume.batches import Gathering
@@ -61,7 +62,7 @@ from messagebus.handling import (
     retry_headers,
 )
 from messagebus.hooks import Hooks
-from messagebus.message import Delivery, Header, Options, Payload
+from messagebus.message import NONE_GIVEN, Delivery, Given, Header, Payload, given_options
 from messagebus.publisher import (
     CONFIRMED_OUTCOME,
     START_TIMEOUT_S,
@@ -154,20 +155,52 @@ class AsyncPublisher:
         payload: Payload,
         *,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> asyncio.Future[Published]:
         """Wait for room, accept a publish and return the future of its end. See `Publisher.submit`."""
-        target, body, message = self._outgoing.read(destination, payload, options)
+        given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
+                 content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
+        target, body, message = self._outgoing.read(destination, payload, given)
         future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         if self._admission.enter(target, body, message, timeout_s, future) is None:
             await self._admission.admit(target, body, message, timeout_s, future)
         return future
 
     async def send(
-        self, destination: Destination | str, payload: Payload, **options: Unpack[Options]
+        self,
+        destination: Destination | str,
+        payload: Payload,
+        *,
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> None:
         """Accept a publish and forget it, as `Publisher.send` does; wait for room only."""
-        target, body, message = self._outgoing.read(destination, payload, options)
+        given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
+                 content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
+        target, body, message = self._outgoing.read(destination, payload, given)
         if self._admission.enter(target, body, message, None, None) is None:
             await self._admission.admit(target, body, message, None, None)
 
@@ -177,10 +210,24 @@ class AsyncPublisher:
         payload: Payload,
         *,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> Published:
         """Publish and wait for the confirm, as `Publisher.send_safe` does."""
-        target, body, message = self._outgoing.read(destination, payload, options)
+        given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
+                 content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
+        target, body, message = self._outgoing.read(destination, payload, given)
         if not target.confirms:
             refuse_unconfirmed(target)
         future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
@@ -197,28 +244,40 @@ class AsyncPublisher:
         payloads: Iterable[Payload],
         *,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> list[Published]:
         """Publish several payloads together, as `Publisher.send_many` does."""
-        payloads = checked_payloads(payloads, options)
+        given = (headers, key, priority, ttl_s, correlation_id, reply_to, None, type,
+                 content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
+        payloads = checked_payloads(payloads)
         if self._hooks is not None:
             with self._hooks.publishing_many(self._outgoing.name_of(destination)):
-                return await self._send_each(destination, payloads, timeout_s, options)
+                return await self._send_each(destination, payloads, timeout_s, given)
         admission, read = self._admission, self._outgoing.read
         admission.check_open()
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         many, failed = Many(finished), None
-        bare = read(destination, b"", {})[0]
-        packing = None if options else admission.packing_of(bare)
-        given: Iterable[Payload] = payloads
+        bare = read(destination, b"", NONE_GIVEN)[0]
+        packing = None if given != NONE_GIVEN else admission.packing_of(bare)
         if packing is not None:
-            given = bundled(payloads, packing)
+            payloads = bundled(payloads, packing)
         try:
-            for payload in given:
+            for payload in payloads:
                 if isinstance(payload, Bodies):
                     many.add(await admission.admit_bundle(bare, payload, timeout_s, many))
                     continue
-                target, body, message = read(destination, payload, options)
+                target, body, message = read(destination, payload, given)
                 publish = admission.enter(target, body, message, timeout_s, many)
                 if publish is None:
                     publish = await admission.admit(target, body, message, timeout_s, many)
@@ -234,14 +293,18 @@ class AsyncPublisher:
         destination: Destination | str,
         payloads: Iterable[Payload],
         timeout_s: float | None,
-        options: Options,
+        given: Given,
     ) -> list[Published]:
         """Publish several payloads, each with a future of its own: hooks learn of each."""
         failed: Exception | None = None
         ends: list[asyncio.Future[Published]] = []
         try:
             for payload in payloads:
-                ends.append(await self.submit(destination, payload, timeout_s=timeout_s, **options))
+                ends.append(
+                    await self.submit(
+                        destination, payload, timeout_s=timeout_s, **given_options(given)
+                    )
+                )
         except Exception as fault:  # also of the application's iterable
             failed = fault
         return ends_or_raise([await end for end in ends], failed)

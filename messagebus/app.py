@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from messagebus._io.consume.runs import (
     BATCH_MAX,
@@ -35,7 +36,7 @@ from messagebus.destination import Destination, Source
 from messagebus.errors import ConfigError, Stopped
 from messagebus.handling import RetryPolicy, checked_grace
 from messagebus.hooks import Hooks
-from messagebus.message import Options
+from messagebus.message import Header, given_options
 from messagebus.payloads import Codec, as_payload
 from messagebus.payloads.binding import Bound, Middleware, bind, bind_batch, name_of
 from messagebus.publisher import with_spool
@@ -441,15 +442,29 @@ class App:
         payload: Any,
         *,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> Published:
         """Publish and return after the confirm. Raises as `AsyncPublisher.send_safe`.
 
         payload: a message, bytes, a text; anything else goes as JSON, as `messagebus.payloads` says.
         """
-        publisher = self._running().publisher
+        given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
+                 content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
+        publisher, message = self._running().publisher, as_payload(payload, self._codecs)
         return await publisher.send_safe(
-            destination, as_payload(payload, self._codecs), timeout_s=timeout_s, **options
+            destination, message, timeout_s=timeout_s, **given_options(given)
         )
 
     def publish_blocking(
@@ -458,14 +473,28 @@ class App:
         payload: Any,
         *,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> Published:
         """Publish as `publish` does, from a plain function on any thread but the loop's own."""
+        given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
+                 content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
         life = self._running()
         if threading.current_thread() is life.thread:
             raise Stopped("publish_blocking would stop the loop that it waits for: await publish")
         wait_s = life.deadline_s if timeout_s is None else timeout_s
-        publishing = self.publish(destination, payload, timeout_s=timeout_s, **options)
+        publishing = self.publish(destination, payload, timeout_s=timeout_s, **given_options(given))
         try:
             future = asyncio.run_coroutine_threadsafe(publishing, life.loop)
         except RuntimeError:

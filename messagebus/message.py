@@ -6,13 +6,14 @@ the receipt that says where its answer must go.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Protocol, Self, TypedDict
+from typing import Any, Protocol, Self, TypedDict, cast
 
 from messagebus.bodies import (
     BINARY,
@@ -110,12 +111,42 @@ class Message:
             _check_headers(self.headers)
 
     @classmethod
-    def text(cls, text: str, **fields: Any) -> Message:
-        """Make a message of a text; fields: the class's. Raises MessageInvalid for half a surrogate pair."""
-        return cls(body=_encoded("text", text), content_type=TEXT, **fields)
+    def text(
+        cls,
+        text: str,
+        *,
+        message_id: str = "",
+        headers: Mapping[str, Header] = NO_HEADERS,
+        key: str = "",
+        priority: int | None = None,
+        correlation_id: str = "",
+        reply_to: str = "",
+        type: str = "",
+        ttl_s: float | None = None,
+        content_encoding: str = "",
+        app_id: str = "",
+    ) -> Message:
+        """Make a message of a text. Raises MessageInvalid for half a surrogate pair."""
+        fields = (message_id, headers, key, priority, correlation_id, reply_to, type, ttl_s,
+                  content_encoding, app_id)  # fmt: skip
+        return _with_fields(_encoded("text", text), TEXT, fields)
 
     @classmethod
-    def json(cls, value: Any, **fields: Any) -> Message:
+    def json(
+        cls,
+        value: Any,
+        *,
+        message_id: str = "",
+        headers: Mapping[str, Header] = NO_HEADERS,
+        key: str = "",
+        priority: int | None = None,
+        correlation_id: str = "",
+        reply_to: str = "",
+        type: str = "",
+        ttl_s: float | None = None,
+        content_encoding: str = "",
+        app_id: str = "",
+    ) -> Message:
         """Make a message of a value as JSON: dicts, lists, dataclasses, pydantic's models, dates, Decimal.
 
         A time without a zone is written without one, and a set as a list in no order.
@@ -124,13 +155,31 @@ class Message:
         try:
             body = encode_json(value)
         except (TypeError, ValueError, RecursionError) as fault:
-            raise MessageInvalid(f"{type(value).__name__} is not JSON: {fault}") from fault
-        return cls(body=body, content_type=JSON, **fields)
+            raise MessageInvalid(f"{value.__class__.__name__} is not JSON: {fault}") from fault
+        fields = (message_id, headers, key, priority, correlation_id, reply_to, type, ttl_s,
+                  content_encoding, app_id)  # fmt: skip
+        return _with_fields(body, JSON, fields)
 
     @classmethod
-    def binary(cls, body: bytes, **fields: Any) -> Message:
+    def binary(
+        cls,
+        body: bytes,
+        *,
+        message_id: str = "",
+        headers: Mapping[str, Header] = NO_HEADERS,
+        key: str = "",
+        priority: int | None = None,
+        correlation_id: str = "",
+        reply_to: str = "",
+        type: str = "",
+        ttl_s: float | None = None,
+        content_encoding: str = "",
+        app_id: str = "",
+    ) -> Message:
         """Make a message of bytes."""
-        return cls(body=body, content_type=BINARY, **fields)
+        fields = (message_id, headers, key, priority, correlation_id, reply_to, type, ttl_s,
+                  content_encoding, app_id)  # fmt: skip
+        return _with_fields(body, BINARY, fields)
 
     def as_text(self) -> str:
         """Return the text. Raises WrongPayload unless content_type and the bytes are a text."""
@@ -159,6 +208,15 @@ class Message:
         return self.content_type.partition(";")[0].strip().lower()
 
 
+_FIELDS = tuple(each.name for each in dataclasses.fields(Message))[2:]
+
+
+def _with_fields(body: bytes, content_type: str, fields: tuple[Any, ...]) -> Message:
+    """Make a message. fields: all others, in their order."""
+    named: dict[str, Any] = dict(zip(_FIELDS, fields, strict=True))
+    return Message(body=body, content_type=content_type, **named)
+
+
 Payload = Any
 """Payload of a publish: a message, bytes, a text; anything else goes as JSON, as `Message.json` makes it."""
 
@@ -175,21 +233,12 @@ def as_message(payload: Payload) -> Message:
 
 
 class Options(TypedDict, total=False):
-    """Options of one call beside the payload; they replace those of a `Message` payload.
-
-    headers, key, priority, correlation_id, reply_to, message_id, type, content_encoding, app_id: as in
-        `Message`.
-    ttl_s: the broker may drop it unread after this time; a delayed message's life begins when it is due.
-    deliver_after_s, deliver_at: not before then, rounded up to a step of the delay ladder (1, 2, 5, 10
-        s ... 7 days); deliver_at: an aware datetime, or seconds since 1970. At most one of them.
-    redundant: True has two brokers confirm it, as the publisher's `redundancy` says; "required" or
-        "preferred" say it for this call; False: one broker. Not given: as the publisher's `redundant` says.
-    """
+    """Options of one publish that were given, by name; they are those of `Publisher.submit`."""
 
     headers: Mapping[str, Header]
     key: str
-    priority: int | None
-    ttl_s: float | None
+    priority: int
+    ttl_s: float
     correlation_id: str
     reply_to: str
     message_id: str
@@ -199,6 +248,18 @@ class Options(TypedDict, total=False):
     deliver_after_s: float
     deliver_at: datetime | float
     redundant: bool | str
+
+
+OPTIONS = tuple(Options.__annotations__)
+Given = tuple[object, ...]
+"""The options of a call in the order of OPTIONS; None for one that was not given."""
+NONE_GIVEN: Given = (None,) * len(OPTIONS)
+
+
+def given_options(given: Given) -> Options:
+    """Return the options of a call that were given."""
+    named = {name: value for name, value in zip(OPTIONS, given, strict=True) if value is not None}
+    return cast(Options, named)
 
 
 class Reading(Protocol):

@@ -11,11 +11,12 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import Self, Unpack
+from typing import Self
 
 from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.hooks import HookChain, Watched, hook_chain
@@ -44,7 +45,7 @@ from messagebus.errors import (
 )
 from messagebus.handling import checked_grace
 from messagebus.hooks import Hooks
-from messagebus.message import Message, Options, Payload
+from messagebus.message import Header, Message, Payload, given_options
 from messagebus.stats import RUNNING, Outcome, Published, PublisherStats, Status, why_not_running
 from messagebus.terminal import plural
 
@@ -256,25 +257,64 @@ class Publisher:
         payload: Payload,
         *,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> Future[Published]:
         """Accept a publish and return the future of its end, which never raises for an outcome.
 
         timeout_s: bounds the wait for room and the publish together; None takes the config's
-        deadline. options: see `Options`. Raises BacklogFull, Stopped, NameInvalid or MessageInvalid;
-        then nothing is sent.
+        deadline.
+        headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type, content_encoding, app_id:
+            as in `Message`; each that is given replaces that of a `Message` payload. A delayed message's
+            life (ttl_s) begins when it is due.
+        deliver_after_s, deliver_at: not before then, rounded up to a step of the delay ladder (1, 2, 5, 10
+            s ... 7 days); deliver_at: an aware datetime, or seconds since 1970. At most one of them.
+        redundant: True has two brokers confirm it, as the publisher's `redundancy` says; "required" or
+            "preferred" say it for this call; False: one broker. None: as the publisher's `redundant` says.
+        Raises BacklogFull, Stopped, NameInvalid or MessageInvalid; then nothing is sent.
         """
+        given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
+                 content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
         future = _End()
         # It cannot be cancelled: an accepted publish is sent, and ends.
         future.set_running_or_notify_cancel()
-        self._accept(self._outgoing.read(destination, payload, options), timeout_s, future)
+        self._accept(self._outgoing.read(destination, payload, given), timeout_s, future)
         return future
 
     def send(
-        self, destination: Destination | str, payload: Payload, **options: Unpack[Options]
+        self,
+        destination: Destination | str,
+        payload: Payload,
+        *,
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> None:
         """Accept a publish and forget it; how it ends is only counted. Raises as `submit`."""
-        self._accept(self._outgoing.read(destination, payload, options), None, None)
+        given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
+                 content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
+        self._accept(self._outgoing.read(destination, payload, given), None, None)
 
     def send_safe(
         self,
@@ -282,7 +322,19 @@ class Publisher:
         payload: Payload,
         *,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> Published:
         """Publish and wait for the confirm: the message is then as safe as `Published.durability` says.
 
@@ -290,7 +342,9 @@ class Publisher:
         Unroutable or Unknown when it ends otherwise. Where the destination's durability is `none` there is no
         confirm: ConfigError, nothing is sent.
         """
-        outgoing = self._outgoing.read(destination, payload, options)
+        given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
+                 content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
+        outgoing = self._outgoing.read(destination, payload, given)
         refuse_unconfirmed(outgoing[0])
         self._intake.refuse_here()
         future: Future[Published] = Future()
@@ -303,23 +357,39 @@ class Publisher:
         payloads: Iterable[Payload],
         *,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> list[Published]:
         """Publish all in flight together; return their ends, in order. Raises as `submit`.
 
-        options: without message_id, which is for a single message: MessageInvalid.
         timeout_s: for each of them. When one is not accepted, or payloads raises an error, that error is
         raised after all before it have ended, and its attribute `ends` has their ends, in order.
         """
+        given = (headers, key, priority, ttl_s, correlation_id, reply_to, None, type,
+                 content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
         failed: Exception | None = None
-        payloads = checked_payloads(payloads, options)
+        payloads = checked_payloads(payloads)
         self._intake.refuse_here()
         if self._hooks is not None:
             ends: list[Future[Published]] = []
             with self._hooks.publishing_many(self._outgoing.name_of(destination)):
                 try:
                     for each in payloads:
-                        ends.append(self.submit(destination, each, timeout_s=timeout_s, **options))
+                        ends.append(
+                            self.submit(
+                                destination, each, timeout_s=timeout_s, **given_options(given)
+                            )
+                        )
                 except Exception as fault:  # also of the application's iterable
                     failed = fault
                 return ends_or_raise([end.result() for end in ends], failed)
@@ -327,7 +397,7 @@ class Publisher:
         many = Many(finished)
         try:
             for payload in payloads:
-                self._accept(read(destination, payload, options), timeout_s, many)
+                self._accept(read(destination, payload, given), timeout_s, many)
         except Exception as fault:  # also of the application's iterable
             failed = fault
         if not thread.try_call_soon(many.all_added):  # behind them all, on the loop

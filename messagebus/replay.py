@@ -269,8 +269,30 @@ class Replay:
     One thread at a time; it runs on a thread of its own.
     """
 
-    def __init__(self, bus: BusConfig, topic: Topic | str, **options: Any) -> None:
-        self._inner = AsyncReplay(bus, topic, **options)
+    def __init__(
+        self,
+        bus: BusConfig,
+        topic: Topic | str,
+        *,
+        since: Since = "first",
+        until: Literal["now"] | Checkpoint | None = "now",
+        on_gap: Literal["raise", "time"] = "raise",
+        prefetch: int = PREFETCH,
+        away_s: float | None = AWAY_S,
+        key: str | None = None,
+        _wire: Wire | None = None,
+    ) -> None:
+        self._inner = AsyncReplay(
+            bus,
+            topic,
+            since=since,
+            until=until,
+            on_gap=on_gap,
+            prefetch=prefetch,
+            away_s=away_s,
+            key=key,
+            _wire=_wire,
+        )
         self._loop: LoopThread | None = None
 
     def checkpoint(self) -> Checkpoint:

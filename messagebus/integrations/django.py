@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any, Unpack
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
 
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from messagebus import BusConfig, Destination, Options, Publisher
+from messagebus import BusConfig, Destination, Publisher
 from messagebus.integrations.sharing import SharedPublisher
+from messagebus.message import Header, given_options
 from messagebus.outbox import Outbox
 
 __all__ = ["publish_on_commit", "publisher"]
@@ -45,7 +48,19 @@ def publish_on_commit(
     payload: Any,
     *,
     using: str = DEFAULT_DB_ALIAS,
-    **options: Unpack[Options],
+    headers: Mapping[str, Header] | None = None,
+    key: str | None = None,
+    priority: int | None = None,
+    ttl_s: float | None = None,
+    correlation_id: str | None = None,
+    reply_to: str | None = None,
+    message_id: str | None = None,
+    type: str | None = None,
+    content_encoding: str | None = None,
+    app_id: str | None = None,
+    deliver_after_s: float | None = None,
+    deliver_at: datetime | float | None = None,
+    redundant: bool | str | None = None,
 ) -> str:
     """Publish if the current transaction commits, and only then. Returns the message's id.
 
@@ -53,5 +68,7 @@ def publish_on_commit(
     dies right after the commit, as it is with Django's own `on_commit`. Raises ConfigError outside of
     `atomic`.
     """
-    added: str = _outbox().add(connections[using], destination, payload, **options)
+    given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
+             content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
+    added: str = _outbox().add(connections[using], destination, payload, **given_options(given))
     return added

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from typing import Any, Unpack, overload
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, overload
 
 from messagebus._io.hooks import hook_chain, with_id
 from messagebus._io.publish.publishes import Outgoing
@@ -13,7 +14,7 @@ from messagebus.databases import AsyncConnection, Connection, Executed, Pending,
 from messagebus.destination import Destination
 from messagebus.dsn import Address
 from messagebus.hooks import Hooks
-from messagebus.message import Options
+from messagebus.message import NONE_GIVEN, Given, Header, given_options
 from messagebus.outbox.rows import as_row, read_publish
 from messagebus.outbox.table import DEFAULT_TABLE, Table
 from messagebus.secret import Secret
@@ -82,7 +83,20 @@ class Outbox:
         connection: AsyncConnection,
         destination: Destination | str,
         payload: Any,
-        **options: Unpack[Options],
+        *,
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> Pending[str]: ...
     @overload
     def add(
@@ -90,45 +104,73 @@ class Outbox:
         connection: Connection,
         destination: Destination | str,
         payload: Any,
-        **options: Unpack[Options],
+        *,
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> str: ...
     def add(
         self,
         connection: AsyncConnection | Connection,
         destination: Destination | str,
         payload: Any,
-        **options: Unpack[Options],
+        *,
+        headers: Mapping[str, Header] | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        ttl_s: float | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: str | None = None,
+        type: str | None = None,
+        content_encoding: str | None = None,
+        app_id: str | None = None,
+        deliver_after_s: float | None = None,
+        deliver_at: datetime | float | None = None,
+        redundant: bool | str | None = None,
     ) -> str | Pending[str]:
         """Add a message to the transaction that the connection is in; return its id.
 
         connection: of `messagebus.databases`; one of asyncio is awaited: ``await outbox.add(...)``.
         payload: a message, bytes, a text; anything else goes as JSON, as `messagebus.payloads` says.
-        options: those of `Publisher.send_safe`. Raises NameInvalid, MessageInvalid or ConfigError before
+        The options are those of `Publisher.submit`. Raises NameInvalid, MessageInvalid or ConfigError before
         anything is written, and the errors of the database's driver.
         """
+        given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
+                 content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
         found = recognise(connection)
-        row = self._row(destination, payload, options)
+        row = self._row(destination, payload, given)
         executed = found.execute(connection, self._insert_for(found.dialect), row)
         if isinstance(executed, Pending):
             return Pending(lambda: _after(executed, str(row[0])))
         return str(row[0])
 
     def _row(
-        self, destination: Destination | str, payload: Any, options: Options
+        self, destination: Destination | str, payload: Any, given: Given
     ) -> tuple[object, ...]:
         """Return the values of the row of a checked message."""
-        parsed, message = read_publish(self._outgoing, destination, payload, options)
+        parsed, message = read_publish(self._outgoing, destination, payload, given)
         if not message.message_id:
             # Random, unlike a publisher's: an outbox made before a fork would count in each child, and
             # messages with one id are one message.
             message = with_id(message, secrets.token_hex(ID_BYTES))
         if self._hooks is not None:
-            target, body, _ = self._outgoing.read(parsed, message, {})
+            target, body, _ = self._outgoing.read(parsed, message, NONE_GIVEN)
             message, watched = self._hooks.publishing(target, body, message, None)
             watched.set_result(
                 Published(message.message_id, Outcome.CONFIRMED, Durability.NONE, attempts=0)
             )
-        return as_row(parsed, message, options, wall_ms())
+        return as_row(parsed, message, given_options(given), wall_ms())
 
     def _insert_for(self, database: str) -> str:
         text = self._inserts.get(database)

@@ -22,7 +22,7 @@ from messagebus.core.relay import Row
 from messagebus.core.shards import SHARDS
 from messagebus.destination import Destination, Queue, parse_destination
 from messagebus.errors import MessageInvalid, WrongPayload
-from messagebus.message import FIRST_HEADER, Header, Message, Options, Payload
+from messagebus.message import FIRST_HEADER, Given, Header, Message, Options, Payload
 from messagebus.publisher import refuse_unconfirmed
 from messagebus.stats import Durability
 
@@ -78,14 +78,14 @@ def as_row(
 
 
 def read_publish(
-    outgoing: Outgoing, destination: Destination | str, payload: Payload, options: Options
+    outgoing: Outgoing, destination: Destination | str, payload: Payload, given: Given
 ) -> tuple[Destination, Message]:
     """Check a publish as a publisher does; return its parts.
 
     Raises NameInvalid, MessageInvalid, ConfigError.
     """
     parsed = parse_destination(destination) if isinstance(destination, str) else destination
-    target, body, message = outgoing.read(parsed, payload, options)
+    target, body, message = outgoing.read(parsed, payload, given)
     refuse_unconfirmed(target)
     return parsed, message or Message(body=body, content_type=target.content_type)
 

@@ -9,19 +9,21 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from messagebus._io.consume.driver import ConsumeDriver
 from messagebus._io.publish.drivers import Drivers
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.consumer import Consumer, as_dedup, as_source
+from messagebus.core.checkpoint import Checkpoint
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
 from messagebus.errors import WrongPayload
 from messagebus.handling import checked_most
 from messagebus.hooks import Hooks
 from messagebus.message import Message
 from messagebus.publisher import Publisher
+from messagebus.replay import AWAY_S, PREFETCH, AsyncReplay, Replay, Since
 from messagebus.secret import Secret
 from messagebus.stats import RUNNING
 from messagebus.testing.brokers import MemoryBrokers
@@ -30,7 +32,6 @@ from messagebus.topology import Wanted, parse_wanted
 
 if TYPE_CHECKING:
     from messagebus.consumer import Deduplication, Order
-    from messagebus.replay import AsyncReplay, Replay
     from messagebus.testing.store import FaultyStore
 
 __all__ = ["MemoryBus"]
@@ -144,17 +145,53 @@ class MemoryBus:
         self._consumers.add(made)
         return made
 
-    def replay(self, topic: Topic | str, **options: Any) -> Replay:
-        """Make a `Replay` of a topic whose `Stream` was declared; options: its settings."""
-        from messagebus.replay import Replay  # only where it is used
+    def replay(
+        self,
+        topic: Topic | str,
+        *,
+        since: Since = "first",
+        until: Literal["now"] | Checkpoint | None = "now",
+        on_gap: Literal["raise", "time"] = "raise",
+        prefetch: int = PREFETCH,
+        away_s: float | None = AWAY_S,
+        key: str | None = None,
+    ) -> Replay:
+        """Make a `Replay` of a topic whose `Stream` was declared."""
+        return Replay(
+            _BUS,
+            topic,
+            since=since,
+            until=until,
+            on_gap=on_gap,
+            prefetch=prefetch,
+            away_s=away_s,
+            key=key,
+            _wire=self._wire,
+        )
 
-        return Replay(_BUS, topic, _wire=self._wire, **options)
-
-    def async_replay(self, topic: Topic | str, **options: Any) -> AsyncReplay:
+    def async_replay(
+        self,
+        topic: Topic | str,
+        *,
+        since: Since = "first",
+        until: Literal["now"] | Checkpoint | None = "now",
+        on_gap: Literal["raise", "time"] = "raise",
+        prefetch: int = PREFETCH,
+        away_s: float | None = AWAY_S,
+        key: str | None = None,
+    ) -> AsyncReplay:
         """Make an `AsyncReplay`, as `replay`."""
-        from messagebus.replay import AsyncReplay  # only where it is used
-
-        return AsyncReplay(_BUS, topic, _wire=self._wire, **options)
+        return AsyncReplay(
+            _BUS,
+            topic,
+            since=since,
+            until=until,
+            on_gap=on_gap,
+            prefetch=prefetch,
+            away_s=away_s,
+            key=key,
+            _wire=self._wire,
+        )
 
     def _here(self, dedup: Deduplication, config: ConsumerConfig | None) -> Deduplication:
         """Return the same settings with the store of this bus, where an address was given."""

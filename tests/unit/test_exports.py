@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -84,7 +85,7 @@ INSIDE = {
         "rule_of",
     },
     "messagebus.inbox": {"inbox_ddl", "table_missing"},
-    "messagebus.message": {"BODY_BYTES_MAX", "Header", "Reading"},
+    "messagebus.message": {"BODY_BYTES_MAX", "Header", "Options", "Reading"},
     "messagebus.payloads": {"Codec", "Reader", "as_payload", "reader"},
     "messagebus.publisher": {"raise_unless_confirmed"},
     "messagebus.secret": {"split_address"},
@@ -203,3 +204,58 @@ import messagebus.testing.plugin
 heavy = ("messagebus", "pika", "httpx", "asyncio", "click", "ssl")
 print(*sorted(m for m in set(sys.modules) - before if m.partition(".")[0] in heavy))
 """
+
+
+# Public doors, with the callables that applications meet there.
+DOORS = (
+    "messagebus",
+    "messagebus.admin",
+    "messagebus.errors",
+    "messagebus.testing",
+    "messagebus.integrations.django",
+    "messagebus.integrations.topics",
+    "messagebus.outbox",
+    "messagebus.payloads",
+    "messagebus.recording.recorder",
+    "messagebus.telemetry.prometheus",
+    "messagebus.tools.sampler",
+)
+
+
+# These compare with any fields of a message, by name; they have no options to hide.
+COMPARES = {"messagebus.testing.MemoryBus.assert_published"}
+
+
+def public_callables() -> dict[str, Callable[..., object]]:
+    """Return every public function, constructor and method behind the doors."""
+    found: dict[str, Callable[..., object]] = {}
+    for door in DOORS:
+        module = import_module(door)
+        for name in getattr(module, "__all__", None) or vars(module):
+            thing = getattr(module, name)
+            if inspect.isclass(thing) and thing.__module__.startswith("messagebus"):
+                members = {"__init__": thing.__init__, **vars(thing)}
+                for inner, member in members.items():
+                    member = getattr(member, "__func__", member)  # of a class method
+                    is_ours = inspect.isfunction(member) and member.__module__.startswith(
+                        "messagebus"
+                    )
+                    if is_ours and (inner == "__init__" or inner[0] != "_"):
+                        found[f"{door}.{name}.{inner}"] = member
+            elif inspect.isfunction(thing) and name[0] != "_":
+                found[f"{door}.{name}"] = thing
+    return found
+
+
+def test_no_public_callable_hides_its_options() -> None:
+    """Completion, hover and type checkers show only what stands in the signature."""
+    callables = public_callables()
+    assert len(callables) > 250
+    assert {"messagebus.Publisher.submit", "messagebus.Message.json"} <= callables.keys()
+    hidden = [
+        name
+        for name, each in callables.items()
+        for parameter in inspect.signature(each).parameters.values()
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD
+    ]
+    assert set(hidden) == COMPARES

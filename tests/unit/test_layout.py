@@ -6,7 +6,7 @@ import ast
 import re
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Set
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def modules() -> dict[str, Path]:
     }
 
 
-def imports_of(source: str, known: Collection[str]) -> set[str]:
+def imports_of(source: str, known: Set[str]) -> set[str]:
     """Return the known modules that a source imports, inside functions too; not those for type checkers."""
     found: set[str] = set()
     nodes: list[ast.AST] = [ast.parse(source)]
@@ -99,7 +99,7 @@ def imports_of(source: str, known: Collection[str]) -> set[str]:
                 found |= inner | ({package} if inner - set(known) else set())
             case node:
                 nodes += ast.iter_child_nodes(node)
-    return found & set(known)
+    return found & known
 
 
 def test_no_modules_import_each_other_not_even_inside_functions() -> None:

@@ -33,9 +33,18 @@ from messagebus.errors import (
     NameInvalid,
     SpoolFull,
 )
-from messagebus.message import BODY_BYTES_MAX, Message, Options, Payload, as_message, check_seconds
+from messagebus.message import (
+    BODY_BYTES_MAX,
+    NONE_GIVEN,
+    Given,
+    Message,
+    Options,
+    Payload,
+    as_message,
+    check_seconds,
+    given_options,
+)
 from messagebus.stats import Durability, Outcome, Published
-from messagebus.terminal import did_you_mean
 from messagebus.topology import differences, options_of
 
 NEVER_SENT: tuple[str, int, tuple[str, ...]] = ("", 0, ())
@@ -51,6 +60,8 @@ _OTHERWISE = dict.fromkeys(_OUTCOMES, Durability.NONE) | {SPOOLED: Durability.FS
 SECONDS_MAX = 10**11
 _DELAYS = ("deliver_after_s", "deliver_at")
 _NOT_FIELDS = (*_DELAYS, "redundant")
+TWICE_GIVEN: Given = (*NONE_GIVEN[:-1], True)
+"""The options of a call with redundant=True alone."""
 
 
 def whole_timeout_ms(timeout_s: float) -> int:
@@ -77,6 +88,7 @@ class Outgoing:
         has_spool: bool = False,
     ) -> None:
         self._targets = Targets(redundant, redundancy, has_spool=has_spool)
+        self._plain = self._targets.plain_known
 
     def partitioned(self, topic: str, partitions: int) -> None:
         """Note that a topic has partitions."""
@@ -87,37 +99,35 @@ class Outgoing:
         return str(parse_destination(destination) if isinstance(destination, str) else destination)
 
     def read(
-        self, destination: Destination | str, payload: Payload, options: Options
+        self, destination: Destination | str, payload: Payload, given: Given
     ) -> tuple[Target, bytes, Message | None]:
         """Return the target, the body, and the message unless it is nothing but a body.
 
         Raises NameInvalid, MessageInvalid, or ConfigError for redundancy without confirms or beside a spool.
         """
-        if type(payload) is bytes and not options:  # the usual case: a Message costs 2 us
+        if type(payload) is bytes and given == NONE_GIVEN:  # the usual case: a Message costs 2 us
             if len(payload) > BODY_BYTES_MAX:
                 raise MessageInvalid(f"body of {len(payload)} bytes: at most {BODY_BYTES_MAX}")
             if isinstance(destination, str):
-                return self._targets.plain(destination), payload, None
+                target = self._plain.get(destination) or self._targets.plain(destination)
+                return target, payload, None
             return self._targets.of(destination, BINARY), payload, None
-        redundant = options.get("redundant")
         is_bytes = type(payload) is bytes and len(payload) <= BODY_BYTES_MAX
-        if is_bytes and redundant is True and len(options) == 1 and isinstance(destination, str):
+        if is_bytes and given == TWICE_GIVEN and isinstance(destination, str):
             return self._targets.twice(destination), cast(bytes, payload), None
+        options = given_options(given)
         delay_ms = _delay_ms(options) if options else 0
         message = _made(payload, options) if options else as_message(payload)
         if isinstance(destination, str):
             destination = parse_destination(destination)
         delay = delay_step(delay_ms) if delay_ms > 0 else None
+        redundant = options.get("redundant")
         target = self._targets.of(destination, message.content_type, delay, redundant)
         return target, message.body, None if is_bare(message) else message
 
 
 def _made(payload: Payload, options: Options) -> Message:
     fields: dict[str, Any] = {name: v for name, v in options.items() if name not in _NOT_FIELDS}
-    if unknown := fields.keys() - Options.__annotations__.keys():
-        name = sorted(unknown)[0]
-        known = [*Options.__annotations__, "timeout_s"]
-        raise TypeError(f"unknown option {name!r}{did_you_mean(name, known)}")
     if type(payload) is bytes:  # a Message is checked when it is made: once instead of twice
         return Message(body=payload, **fields)
     message = as_message(payload)
@@ -152,16 +162,8 @@ def _whole_ms(name: str, seconds: object) -> int:
     return -int(-check_seconds(name, seconds, SECONDS_MAX) * 1000 // 1)
 
 
-def checked_payloads(payloads: Iterable[Payload], options: Options) -> Iterable[Payload]:
-    """Return the payloads of one call.
-
-    Raises MessageInvalid for one payload, which would go in pieces, and for one id of them all: deduplication
-    would take each but the first for a copy of it.
-    """
-    if options.get("message_id"):
-        raise MessageInvalid(
-            "message_id is for a single message: give each payload its own, as Message(..., message_id=...)"
-        )
+def checked_payloads(payloads: Iterable[Payload]) -> Iterable[Payload]:
+    """Return the payloads of one call. Raises MessageInvalid for one payload, which would go in pieces."""
     if isinstance(payloads, str | bytes | bytearray | memoryview | Mapping | Message):
         raise MessageInvalid(
             f"payloads is {type(payloads).__name__}: a list of payloads wanted; send_safe takes one"
@@ -275,7 +277,8 @@ class Targets:
         self._redundant, self._redundancy = frozenset(redundant), redundancy
         self._has_spool = has_spool
         self._known: dict[tuple[object, ...], Target] = {}
-        self._plain: dict[str, Target] = {}
+        self.plain_known: dict[str, Target] = {}
+        """What `plain` has returned, by destination."""
         self._twice: dict[str, Target] = {}
         self._partitioned: dict[str, int] = {}
 
@@ -292,11 +295,11 @@ class Targets:
 
     def plain(self, destination: str) -> Target:
         """Return the target for bytes to a destination given as text. Raises NameInvalid."""
-        target = self._plain.get(destination)
+        target = self.plain_known.get(destination)
         if target is None:
-            if len(self._plain) >= TARGETS_MAX:
-                self._plain.clear()
-            target = self._plain[destination] = self.of(parse_destination(destination), BINARY)
+            if len(self.plain_known) >= TARGETS_MAX:
+                self.plain_known.clear()
+            target = self.plain_known[destination] = self.of(parse_destination(destination), BINARY)
         return target
 
     def twice(self, destination: str) -> Target:
@@ -316,7 +319,7 @@ class Targets:
         delay: Delay | None = None,
         redundant: bool | str | None = None,
     ) -> Target:
-        """Return the target. redundant: as of `Options`; None: as configured."""
+        """Return the target. redundant: as of `Publisher.submit`; None: as configured."""
         try:
             name = str(destination)
             redundancy = self._redundancy_of(name, destination, redundant)

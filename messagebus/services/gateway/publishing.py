@@ -26,7 +26,6 @@ from messagebus import (
     Message,
     MessageInvalid,
     NameInvalid,
-    Options,
     Outcome,
     Published,
     Stopped,
@@ -36,7 +35,7 @@ from messagebus.bodies import decode_json
 from messagebus.clock import monotonic_ms
 from messagebus.envelope import FIELDS_OF_MESSAGE
 from messagebus.integrations import cloudevents
-from messagebus.message import BODY_BYTES_MAX
+from messagebus.message import BODY_BYTES_MAX, Options
 from messagebus.numbers import read_number
 from messagebus.services.gateway.problems import Problem, encoded, seconds
 

@@ -27,7 +27,6 @@ from messagebus import (
     MessageBusError,
     MessageInvalid,
     NameInvalid,
-    Options,
     Queue,
     Source,
     Subscription,
@@ -38,7 +37,7 @@ from messagebus.http.allowance import Places
 from messagebus.http.connections import NAMES, ROOM, source_of
 from messagebus.http.guard import Guard, Sender, has_bearer, has_own_header, host_names
 from messagebus.integrations import cloudevents
-from messagebus.message import BODY_BYTES_MAX
+from messagebus.message import BODY_BYTES_MAX, Options
 from messagebus.services.gateway import streaming
 from messagebus.services.gateway.clients import Bus, Publishers
 from messagebus.services.gateway.config import GatewayConfig

@@ -21,7 +21,6 @@ from messagebus import (
     ConsumerConfig,
     Delivery,
     Message,
-    MessageInvalid,
     NameInvalid,
     Outcome,
     PublisherConfig,
@@ -489,17 +488,6 @@ def test_a_publish_that_may_not_wait_so_long_is_refused_before_it_is_sent() -> N
         for publish in (publisher.send_safe, publisher.submit):
             with pytest.raises(ConfigError, match="timeout_s -1: seconds, 0 or more"):
                 publish("orders", b"x", timeout_s=-1)
-    assert bus.published("orders") == []
-
-
-async def test_one_id_for_several_messages_is_refused_and_nothing_is_sent() -> None:
-    bus = MemoryBus()
-    bus.declare("orders/billing")
-    with bus.publisher() as publisher, pytest.raises(MessageInvalid, match="for a single message"):
-        publisher.send_many("orders", [b"1", b"2"], message_id="m")
-    async with bus.async_publisher() as made:
-        with pytest.raises(MessageInvalid, match="for a single message"):
-            await made.send_many("orders", [b"1", b"2"], message_id="m")
     assert bus.published("orders") == []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from messagebus import App, Message, MessageInvalid, Outbox
+from messagebus import App, Message, MessageInvalid, Outbox, message
 from messagebus.outbox.rows import to_publish
 from messagebus.outbox.table import _READ_ALL
 from messagebus.testing import MemoryBus
@@ -107,8 +107,8 @@ def test_every_publishing_call_takes_every_payload(publish: Publish) -> None:
     for payload, expected in PAYLOADS:
         bus = MemoryBus()
         bus.declare("orders/billing")
-        message = publish(bus, payload, {})
-        assert (message.body, message.content_type) == expected, payload
+        found = publish(bus, payload, {})
+        assert (found.body, found.content_type) == expected, payload
 
 
 @pytest.mark.parametrize("publish", CALLS.values(), ids=CALLS.keys())
@@ -116,6 +116,50 @@ def test_every_publishing_call_takes_every_payload(publish: Publish) -> None:
 def test_every_publishing_call_refuses_what_json_cannot_say(publish: Publish, payload: Any) -> None:
     with pytest.raises(MessageInvalid, match="is not JSON"):
         publish(MemoryBus(), payload, {})
+
+
+# Option -> its value, and the field of the message that arrives.
+OPTIONS: dict[str, tuple[Any, str, Any]] = {
+    "headers": ({"a": 1}, "headers", {"a": 1}),
+    "key": ("k", "key", "k"),
+    "priority": (3, "priority", 3),
+    "ttl_s": (600, "ttl_s", pytest.approx(600, abs=60)),  # a row's life has begun
+    "correlation_id": ("c", "correlation_id", "c"),
+    "reply_to": ("r", "reply_to", "r"),
+    "message_id": ("m", "message_id", "m"),
+    "type": ("t", "type", "t"),
+    "content_encoding": ("gzip", "content_encoding", "gzip"),
+    "app_id": ("a", "app_id", "a"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_publishing_call_takes_every_option_and_it_arrives(name: str) -> None:
+    taken = OPTIONS.keys() - ({"message_id"} if name.endswith("send_many") else set())
+    for payload in (b"x", Message(body=b"x", key="other", headers={"b": 2}, priority=9)):
+        bus = MemoryBus()
+        bus.declare("orders/billing")
+        found = CALLS[name](bus, payload, {option: OPTIONS[option][0] for option in taken})
+        for option in taken:
+            _, field, expected = OPTIONS[option]
+            value = getattr(found, field)
+            if field == "headers":  # a row has the library's own too
+                value = {key: each for key, each in value.items() if not key.startswith("mb-")}
+            assert value == expected, option
+
+
+def test_all_options_that_a_message_shows_are_tried_here() -> None:
+    elsewhere = {"deliver_after_s", "deliver_at", "redundant"}
+    assert OPTIONS.keys() | elsewhere == set(message.OPTIONS)
+
+
+def test_an_option_that_is_not_given_leaves_the_messages_own() -> None:
+    own = Message(body=b"x", key="k", headers={"b": 2}, priority=9, ttl_s=60)
+    for name, publish in CALLS.items():
+        bus = MemoryBus()
+        bus.declare("orders/billing")
+        found = publish(bus, own, {"key": None, "priority": None, "type": "t"})
+        assert (found.key, found.priority, found.type) == ("k", 9, "t"), name
 
 
 @pytest.mark.parametrize("redundant", [True, "preferred"])

@@ -39,7 +39,7 @@ from messagebus._io.publish.spool import folder as spool_folder
 from messagebus._io.publish.spool.records import place_of, read_place
 from messagebus.admin.spool import spool_status
 from messagebus.destination import Destination
-from messagebus.message import Options
+from messagebus.message import OPTIONS, Options
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually, eventually_async
 
@@ -441,7 +441,8 @@ def test_hooks_learn_that_it_is_spooled_and_that_it_went_out(
 def test_a_place_says_all_that_is_needed_to_publish_there_again(
     destination: Destination, options: Options, place: str
 ) -> None:
-    target = Outgoing().read(destination, b"x", options)[0]
+    given = tuple(options.get(name) for name in OPTIONS)
+    target = Outgoing().read(destination, b"x", given)[0]
     assert place_of(target) == place
     again = read_place(place)
     assert again.address == target.address
