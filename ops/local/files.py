@@ -11,6 +11,7 @@ from inventory.tables import HAPROXY
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.files import write_whole
 from messagebus.secret import Secret
+from ops.local import secrets
 from ops.local.layout import CA, HERE, SERVER_NAME, Layout, NodeLayout
 from ops.local.roots import chrooted
 from ops.local.secrets import ADMIN, BUS, COOKIE, PROBE, TOKEN, password_hash, read
@@ -297,3 +298,22 @@ def write_certificates(layout: Layout) -> None:
     issue_missing(layout.tls_dir, wanted)
     both = [layout.tls_file(f"{PROBE_CERTIFICATE}.{end}") for end in ("pem", "key")]
     write_whole(layout.tls_file(CHECK_PEM), "".join(file.read_text() for file in both))
+
+
+def client_env(layout: Layout) -> dict[str, str]:
+    """Return the environment variables of a client's process."""
+    env = {
+        "MESSAGEBUS_BROKER": layout.front.amqp,
+        "MESSAGEBUS_LIST_URL": layout.list_url,
+        "MESSAGEBUS_USER": "bus",
+        "MESSAGEBUS_PASSWORD_FILE": str(layout.secret(secrets.BUS)),
+    }
+    if layout.tls:
+        env |= {
+            "MESSAGEBUS_TLS": "true",
+            "MESSAGEBUS_TLS_CA_FILE": str(layout.tls_file(CA)),
+            "MESSAGEBUS_TLS_CERT_FILE": str(layout.tls_file(f"{CLIENT}.pem")),
+            "MESSAGEBUS_TLS_KEY_FILE": str(layout.tls_file(f"{CLIENT}.key")),
+            "MESSAGEBUS_TLS_SERVER_NAME": SERVER_NAME,
+        }
+    return env

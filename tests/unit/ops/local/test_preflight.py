@@ -45,7 +45,7 @@ def test_memory_is_what_linux_says_is_available(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_local_cluster_is_its_owner_s_alone(tmp_path: Path) -> None:
     folder = tmp_path / "clusters" / "mine"
-    with LocalCluster(folder, 1)._lock():
+    with LocalCluster(folder, 1)._folder.lock():
         assert folder.stat().st_mode & 0o777 == 0o700
 
 

@@ -43,7 +43,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     port = preflight.free_port("127.0.0.1", 12_100)
     counted = itertools.count()
     looks = partial(Patience, stalled_s=LOOKS, clock=lambda: float(next(counted)))
-    monkeypatch.setattr("ops.local.cluster.Patience", looks)
+    monkeypatch.setattr("ops.local.processes.Patience", looks)
 
     def start(program: str) -> None:
         argv = [sys.executable, "-c", program, str(port)]
