@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -168,10 +169,11 @@ class Agents:
         """Ask every agent that is not absent, PARALLEL of them at a time; by name, in their order."""
         inventory = self._members.inventory
         asked = [node for node in inventory.brokers if node.name not in self._absent.agents]
+        verify = inventory.certificates()  # once: a context reads all certificates of the system
 
         def ask(node: Node) -> httpx.Response | NoAnswer:
             try:
-                return self._ask(inventory, node, path)
+                return self._ask(inventory, node, path, verify=verify)
             except NoAnswer as fault:
                 return fault
 
@@ -186,6 +188,7 @@ class Agents:
         *,
         fine: tuple[int, ...] = (200,),
         auth: httpx.Auth | None = None,
+        verify: ssl.SSLContext | None = None,
     ) -> httpx.Response:
         """Ask the agent of a node. Raises NoAnswer."""
         return request(
@@ -194,7 +197,7 @@ class Agents:
             f"{inventory.agent_url(node)}{path}",
             fine=fine,
             auth=auth,
-            verify=inventory.certificates(),
+            verify=verify or inventory.certificates(),
         )
 
 

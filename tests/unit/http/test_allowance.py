@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus.http.allowance import Allowances, Bucket, Places
+from messagebus.http.allowance import Allowances, Bucket, Places, SharedPlaces
 
 
 def test_a_bucket_gives_its_rate_and_says_when_to_come_again() -> None:
@@ -52,3 +52,26 @@ def test_a_bounded_number_of_names_is_kept() -> None:
     for number in range(100):
         allowances.take(str(number), 0)
     assert len(allowances) == 10
+
+
+def test_of_shared_places_one_source_has_half_and_the_others_the_rest() -> None:
+    places = SharedPlaces(5)
+    assert places.enter("a", 2)
+    assert not places.has("a")
+    assert not places.enter("a"), "half of five are two"
+    assert places.enter("b", 2)
+    assert places.enter("c")
+    assert places.has("c")
+    assert not places.enter("c"), "all are taken, though it has one left of its own"
+    assert len(places) == 5
+    places.leave("a")
+    assert places.enter("c")
+    assert not places.enter("a"), "what it gave back is taken"
+
+
+def test_of_one_shared_place_a_source_has_it() -> None:
+    places = SharedPlaces(1)
+    assert places.enter("a")
+    assert not places.enter("b")
+    places.leave("a")
+    assert places.enter("b")
