@@ -13,6 +13,7 @@ import pytest
 from messagebus import (
     AsyncPublisher,
     BacklogFull,
+    Batching,
     ConfigError,
     Message,
     Outcome,
@@ -162,3 +163,18 @@ async def test_keys_at_their_bounds_and_a_hot_one_stay_in_one_partition_and_in_o
             told = (delivery.body.decode(), delivery.key, delivery.partition)
             assert told == (body, key, partition_of(key, PARTITIONS))
             consumer.ack(delivery)
+
+
+async def test_a_partitioned_topic_that_a_publisher_batches_is_refused_and_no_other_one(
+    memory: MemoryBus,
+) -> None:
+    memory.declare(Topic("others", partitions=PARTITIONS))
+    memory.declare("others/billing")
+    config = PublisherConfig(batch={"orders": Batching()})
+    async with memory.async_publisher(config) as publisher:
+        await publisher.send_safe("others", b"x")
+        for _ in range(2):
+            end = await (await publisher.submit("orders", b"x"))
+            assert end.outcome is Outcome.REFUSED
+            assert "batch is for topics without" in end.reason
+        await publisher.send_safe("others", b"y")

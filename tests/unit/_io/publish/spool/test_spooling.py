@@ -810,6 +810,21 @@ def test_an_unexpected_error_of_the_spool_ends_publishes_and_goes_by(
     assert publisher.stop() == 0
 
 
+def test_an_unexpected_error_of_a_new_folder_ends_publishes_and_goes_by(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retry_soon(monkeypatch)
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path), PublisherConfig(deadline_s=0.5))
+    publisher.send_safe("orders", b"deleted")
+    shutil.rmtree(tmp_path / "spool")
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_folder.Store, "create", lambda *_: 1 // 0)
+        future = publisher.submit("orders", b"x")
+        assert "the spool takes nothing: " in future.result(WITHIN_S).reason
+    assert publisher.send_safe("orders", b"y").outcome is Outcome.SPOOLED
+
+
 def test_an_unexpected_error_while_sending_from_the_spool_goes_by(
     bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
