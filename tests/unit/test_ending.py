@@ -585,6 +585,24 @@ async def test_a_publishers_stop_that_was_cancelled_goes_on_and_is_waited_for(
     assert not links_left(bus)
 
 
+@pytest.mark.parametrize("redundant", [False, True])
+def test_a_stop_that_ends_with_its_loop_ends_each_publish(redundant: bool) -> None:
+    bus = MemoryBus(2)
+    bus.declare("orders/a")
+
+    async def begin() -> asyncio.Future[Published]:
+        publisher = bus.async_publisher()
+        await publisher.start(require="one")
+        await publisher.send_safe("orders", b"0", redundant=redundant)
+        bus.freeze()
+        end = await publisher.submit("orders", b"x", redundant=redundant)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(publisher.stop(WITHIN_S), 0.01)
+        return end
+
+    assert asyncio.run(begin()).result().outcome is Outcome.UNKNOWN
+
+
 NO_SECONDS: list[Any] = [float("nan"), "5"]
 
 

@@ -132,8 +132,11 @@ class Door(Protocol):
     def begin_stop(self) -> None:
         """Note that the driver stops; it flushes next."""
 
-    async def shut(self) -> int:
-        """Settle what waits behind it. Returns how many messages no disk has."""
+    async def drain(self) -> None:
+        """Put what no broker has confirmed where it is safe, within a bound of its own."""
+
+    def end(self) -> int:
+        """Settle what still waits behind it. Returns how many messages it was."""
 
     async def close(self) -> None:
         """Give up files and threads: all links are closed."""
@@ -312,7 +315,9 @@ class MemoryDoor:
 
     def begin_stop(self) -> None: ...
 
-    async def shut(self) -> int:
+    async def drain(self) -> None: ...
+
+    def end(self) -> int:
         return 0
 
     async def close(self) -> None: ...

@@ -158,20 +158,27 @@ class PublishDriver:
         try:
             self.door.begin_stop()
             await self.flush(timeout_s)
-            count = await self.door.shut()
+            await self.door.drain()
+        except BaseException:  # nobody waits for a slow line
+            until_s = 0
+            raise
         finally:
-            left = self.pending.give_up(PUBLISHER_STOPPED)
-            unsettled = sum(item.count for item in left)
-            count += unsettled
-            if left:
-                unknown = sum(item.count for item in left if item.attempts)
-                log.warning("stopped too early unknown=%d unsent=%d", unknown, unsettled - unknown)
-            self.settle(left)
+            count = self.door.end() + self._give_up()
             self.links.dialer.is_over = True
             self.arm()
             self.links.dialer.connected.set()  # nobody waits for it any more
-        await self.links.close(until_s)
-        await self.door.close()
+            await self.links.close(until_s)
+            await self.door.close()
+        return count
+
+    def _give_up(self) -> int:
+        """Settle everything in memory. Returns how many messages it was."""
+        left = self.pending.give_up(PUBLISHER_STOPPED)
+        count = sum(item.count for item in left)
+        if left:
+            unknown = sum(item.count for item in left if item.attempts)
+            log.warning("stopped too early unknown=%d unsent=%d", unknown, count - unknown)
+        self.settle(left)
         return count
 
     async def flush(self, timeout_s: float) -> int:

@@ -183,18 +183,21 @@ class Drivers:
 
     async def stop(self, timeout_s: float) -> int:
         """Do as `PublishDriver.stop`, for all; a message with two copies counts once."""
-        until_s = time.monotonic() + timeout_s
         if self._config.spool is not None:
             return await self.own.stop(timeout_s)
-        left = await self.flush(timeout_s)  # what waits for its topic's homes makes them
-        if self.redundant is not None:
-            self.redundant.end_timer()
-        if self.partitions is not None:
-            await self.partitions.close()
-        left_s = max(0.0, until_s - time.monotonic())
-        first, *others = await asyncio.gather(*(each.stop(left_s) for each in self.all))
-        if self.redundant is not None:
-            await self.redundant.close()
+        until_s = time.monotonic() + timeout_s
+        left, left_s = 0, 0.0
+        try:
+            left = await self.flush(timeout_s)  # what waits for its topic's homes makes them
+            left_s = max(0.0, until_s - time.monotonic())
+        finally:  # also when it is cancelled, each publish has its end
+            if self.redundant is not None:
+                self.redundant.end_timer()
+            if self.partitions is not None:
+                await self.partitions.close()
+            first, *others = await asyncio.gather(*(each.stop(left_s) for each in self.all))
+            if self.redundant is not None:
+                await self.redundant.close()
         return left if others else first
 
     def renew(self) -> None:

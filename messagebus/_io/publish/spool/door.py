@@ -285,8 +285,8 @@ class DiskDoor:
     def begin_stop(self) -> None:
         self._phase = Phase.DRAINING if self._is_away else Phase.ENDING
 
-    async def shut(self) -> int:
-        """Write what no broker has confirmed, within STOP_S; settle what no disk took."""
+    async def drain(self) -> None:
+        """Write what no broker has confirmed, within STOP_S."""
         self._phase = Phase.DRAINING
         self._withdraw()
         with contextlib.suppress(TimeoutError):
@@ -294,6 +294,8 @@ class DiskDoor:
                 while not self._writer.is_idle and self._writer.disk is Disk.TAKING:
                     self._writer.wanted.set()
                     await asyncio.sleep(0.001)
+
+    def end(self) -> int:
         return self._writer.end_all()
 
     async def close(self) -> None:

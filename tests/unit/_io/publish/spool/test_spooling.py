@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
@@ -823,6 +824,27 @@ def test_an_unexpected_error_of_a_new_folder_ends_publishes_and_goes_by(
         future = publisher.submit("orders", b"x")
         assert "the spool takes nothing: " in future.result(WITHIN_S).reason
     assert publisher.send_safe("orders", b"y").outcome is Outcome.SPOOLED
+
+
+def test_a_stop_that_ends_with_its_loop_ends_what_a_disk_keeps(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr("messagebus._io.publish.spool.keeper.CLOSE_S", 0.01)
+    bus.stop_brokers()
+
+    async def begin() -> asyncio.Future[Published]:
+        publisher = bus.async_publisher(spool=spool(tmp_path))
+        await publisher.start()
+        assert (await publisher.send_safe("orders", b"x")).outcome is Outcome.SPOOLED
+        monkeypatch.setattr(spool_folder, "sync", lambda _fd: released.wait(WITHIN_S))
+        end = await publisher.submit("orders", b"y")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(publisher.stop(WITHIN_S), 0.01)
+        return end
+
+    assert asyncio.run(begin()).result().outcome in (Outcome.UNKNOWN, Outcome.REFUSED)
+    released.set()
 
 
 def test_an_unexpected_error_while_sending_from_the_spool_goes_by(
