@@ -21,9 +21,9 @@ from messagebus._io.consume.runs import (
     LINGER_S,
     Answers,
     BatchHandler,
-    ClaimsByPost,
     Handling,
     Job,
+    LateRunsByPost,
     Ticking,
     batch_faults,
     checked_count,
@@ -380,7 +380,7 @@ class AsyncConsumer:
     @property
     def registered(self) -> bool:
         """True when the registration is complete, as `Consumer.registered`."""
-        registration = None if self._driver is None else self._driver.registration
+        registration = None if self._driver is None else self._driver.registering.registration
         return registration is not None and registration.complete
 
     async def start(
@@ -501,7 +501,7 @@ class AsyncConsumer:
     @property
     def in_order(self) -> bool:
         """True where deliveries that are given back must come again in their order."""
-        return self._started().in_order
+        return self._started().inbox.in_order
 
     def rest(self, *, prefetch: int | None = None) -> None:
         """Give back what arrived and was not taken; consume again at the next `receive` or `resume`.
@@ -581,8 +581,8 @@ class AsyncConsumer:
             consumer_timeout_s=self._config.consumer_timeout_s,
             order=self._config.order,
         )
-        if (claims := self._started().run_handlers()) is not None:
-            handling.claims = ClaimsByPost(claims, self._post)
+        if (claims := self._started().way.run_handlers()) is not None:
+            handling.claims = LateRunsByPost(claims, self._post)
         self._grace_s = grace_s
         self._handlings.append(handling)
         if isinstance(jobs, Gathering):
@@ -656,8 +656,8 @@ class AsyncConsumer:
         for delivery in [job] if isinstance(job, Delivery) else job:
             if self._status is RUNNING:
                 self.nack(delivery)
-            elif (dedup := self._started().dedup) is not None:
-                dedup.give_back(delivery)
+            else:
+                self._started().way.give_back(delivery)
 
     def _put_back(self, untouched: Sequence[Delivery]) -> None:
         """Hand out deliveries again that no handler has seen, unless they are answered already."""
@@ -770,7 +770,7 @@ class AsyncConsumer:
 
     def keep_alive(self) -> bool:
         """Return whether all links are open, as `Consumer.keep_alive` does."""
-        return self._started().keep_alive()
+        return self._started().links.keep_alive()
 
     def stats(self) -> ConsumerStats:
         """Return a snapshot."""

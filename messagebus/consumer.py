@@ -19,8 +19,8 @@ from messagebus._io.consume.driver import ConsumeDriver
 from messagebus._io.consume.run_in_threads import HandlerThreads
 from messagebus._io.consume.runs import (
     Answers,
-    ClaimsByPost,
     Handling,
+    LateRunsByPost,
     Ticking,
     checked_count,
     handled_by,
@@ -72,7 +72,7 @@ SIGNALS_S = 0.5
 
 Order = Literal["none", "key", "partition"]
 """The order in which a consumer hands deliveries out."""
-Copy = tuple[Literal["retry", "park"], int, Mapping[str, Header]]
+AnswerByCopy = tuple[Literal["retry", "park"], int, Mapping[str, Header]]
 """Answer to a delivery by a copy: kind, delay in ms, headers."""
 
 
@@ -118,26 +118,26 @@ def as_source(destination: Destination | Source | str, subscription: str) -> Sou
 async def fulfilled(driver: ConsumeDriver, require: str | None, timeout_s: float) -> bool:
     """Wait until start(require=...) is fulfilled; return whether it is. Raises LoginRefused, ConfigError."""
     conditions: dict[str | None, Callable[[], bool]] = {
-        None: lambda: driver.registration is not None,
-        "one": driver.is_attached_to_one,
-        "all": driver.is_attached_to_all,
+        None: lambda: driver.registering.registration is not None,
+        "one": driver.links.is_attached_to_one,
+        "all": driver.links.is_attached_to_all,
     }
     if require not in conditions:
         raise ValueError(f"require={require!r}: None, 'one' or 'all'")
     condition = conditions[require]
-    await driver.check_store()
+    await driver.way.check()
     await driver.wait_until(
-        lambda: driver.fatal is not None or driver.is_stopping or condition(), timeout_s
+        lambda: driver.registering.fatal is not None or driver.is_stopping or condition(), timeout_s
     )
-    if driver.fatal is not None:
-        raise driver.fatal
+    if driver.registering.fatal is not None:
+        raise driver.registering.fatal
     if driver.is_stopping:
         raise Stopped("the consumer was stopped while it started")
     return condition()
 
 
 def not_ready(driver: ConsumeDriver, require: str, timeout_s: float) -> NotReady:
-    missing = driver.registration.missing if driver.registration else {}
+    missing = driver.registering.registration.missing if driver.registering.registration else {}
     states = {broker: each.state for broker, each in driver.stats().brokers.items()}
     why = f"brokers {states or 'unknown: no list'}"
     if missing:
@@ -182,7 +182,7 @@ class Consumer:
         self._arrivals = _Arrivals()
         self._arrived, self._ready = self._arrivals.arrived, self._arrivals.ready
         self._open: set[Delivery] = set()
-        self._answers: deque[tuple[Delivery, str | Copy]] = deque()
+        self._answers: deque[tuple[Delivery, str | AnswerByCopy]] = deque()
         self._woken = False
         self._copying: Tasks | None = None
         self._handlings: list[Handling] = []
@@ -196,7 +196,7 @@ class Consumer:
     @property
     def registered(self) -> bool:
         """True when the registration is complete: every message confirmed since reaches this subscription."""
-        registration = None if self._driver is None else self._driver.registration
+        registration = None if self._driver is None else self._driver.registering.registration
         return registration is not None and registration.complete
 
     def start(self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -316,7 +316,7 @@ class Consumer:
     def _ask(self) -> None:
         """Ask idle links for deliveries, because none is here."""
         thread, driver = self._running()
-        if driver.idle:
+        if driver.links.idle:
             thread.try_call_soon(driver.asked)
 
     def receive_immediate(self) -> Delivery | None:
@@ -413,8 +413,8 @@ class Consumer:
             consumer_timeout_s=self._config.consumer_timeout_s,
             order=self._config.order,
         )
-        if (claims := self._running()[1].run_handlers()) is not None:
-            handling.claims = ClaimsByPost(claims, self._on_loop)
+        if (claims := self._running()[1].way.run_handlers()) is not None:
+            handling.claims = LateRunsByPost(claims, self._on_loop)
         threads = HandlerThreads(handling, self._receive, context=run_context(self))
         ticking = Ticking(handling)
         self._arrivals.grace_s = grace_s
@@ -517,7 +517,7 @@ class Consumer:
         """Park without waiting, for `run`."""
         return self._answer(delivery, ("park", 0, headers))
 
-    def _answer(self, delivery: Delivery, answer: str | Copy) -> bool:
+    def _answer(self, delivery: Delivery, answer: str | AnswerByCopy) -> bool:
         self._running()
         if self._config.at_most_once:
             return answer == "ack"
@@ -527,7 +527,7 @@ class Consumer:
         self._send_answer(delivery, answer)
         return live
 
-    def _send_answer(self, delivery: Delivery, answer: str | Copy) -> None:
+    def _send_answer(self, delivery: Delivery, answer: str | AnswerByCopy) -> None:
         self._answers.append((delivery, answer))
         if not self._woken:
             self._woken = True  # a race wakes twice, never not at all: cleared before taking
@@ -540,7 +540,8 @@ class Consumer:
             self._open.remove(delivery)
         except KeyError:
             assert self._driver is not None, "nothing is answered before start"
-            if delivery._ledger.is_live and not self._driver.has(delivery):
+            ledger = delivery._ledger
+            if ledger.is_live and ledger.by is not self._driver.ledgers:
                 why = "was received by another consumer, which alone can answer it"
             else:
                 why = "was answered before"
@@ -561,7 +562,7 @@ class Consumer:
             else:
                 self._copy(self._driver, delivery, answer)
 
-    def _copy(self, driver: ConsumeDriver, delivery: Delivery, copy: Copy) -> None:
+    def _copy(self, driver: ConsumeDriver, delivery: Delivery, copy: AnswerByCopy) -> None:
         kind, delay_ms, headers = copy
         if self._copying is None:
             self._copying = Tasks()
@@ -574,7 +575,7 @@ class Consumer:
     # Questions.
     def keep_alive(self) -> bool:
         """Return whether the links to all listed brokers are open. AMQP has no lease to renew."""
-        return self._running()[1].keep_alive()
+        return self._running()[1].links.keep_alive()
 
     def stats(self) -> ConsumerStats:
         """Return a snapshot, taken on the loop."""

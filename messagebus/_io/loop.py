@@ -363,6 +363,39 @@ class Tasks:
         await asyncio.gather(*left, return_exceptions=True)
 
 
+class Conditions:
+    """Waits of coroutines on one loop for what changes there. Whoever changes it calls `look`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for a condition, up to this time; return whether it holds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.until(condition)
+        return condition()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition."""
+        while not condition():  # it may be over again before this task runs
+            done = self._loop.create_future()
+            self.waiting.append((condition, done))
+            await done
+
+    def look(self) -> None:
+        """Wake those whose condition holds now."""
+        waiting, self.waiting = self.waiting, []
+        for condition, done in waiting:
+            if done.done():
+                continue
+            if condition():
+                done.set_result(None)
+            else:
+                self.waiting.append((condition, done))
+
+
 now_ms = monotonic_ms
 
 

@@ -16,8 +16,8 @@ most `handed_out_max` deliveries over all brokers together. The buffers are boun
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Hashable, Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 NOT_OWED = object()
 
@@ -51,8 +51,19 @@ class Ledger:
     """
 
     __slots__ = (
-        *("_acked", "_behind_copies", "_claimed", "_owed", "_parts"),
-        *("broker", "by", "epoch", "fence", "is_live", "rejected"),
+        *("_behind_copies", "_claimed", "_owed", "_parts"),
+        *(
+            "acked",
+            "broker",
+            "by",
+            "epoch",
+            "fence",
+            "is_kept",
+            "is_live",
+            "kept",
+            "nacks",
+            "rejected",
+        ),
     )
 
     def __init__(self, broker: str, epoch: int, by: Ledgers | None = None) -> None:
@@ -63,13 +74,22 @@ class Ledger:
         self._owed: dict[int, None] = {}
         # Deliveries of one message that are being answered by a copy, still without an answer.
         self._claimed: set[int] = set()
-        self._acked: list[int] = []  # answered by ack and not yet sent
+        self.acked: list[int] = []
+        """Answered by ack and not yet sent: `flush` is needed."""
         self._behind_copies = 0  # number of these that follow a copy, or complete a batch
         self._parts: dict[int, _Parts] = {}  # of the owed tags that are batches
+        self.nacks: list[tuple[int, bool]] = []
+        """Tag and requeue of deliveries answered by nack: the caller takes them out and sends them, before
+        the acks of the next `flush`.
+        """
         self.rejected: list[int] = []
         """Batches that have all their answers, one of them `claim_refused`: the caller takes them out and
         rejects them, so that the broker parks them whole.
         """
+        self.is_kept = False
+        """True when nothing of this link may go to the application any more, nor wait for another run."""
+        self.kept: list[Any] = []
+        """Deliveries that are not handed out, because the link is about to end: they go back with it."""
 
     def delivered(self, tags: Iterable[int]) -> None:
         """Enter deliveries that hold one message each."""
@@ -86,12 +106,15 @@ class Ledger:
             return self.claim(tag, part) and self.claim_done(tag, part)
         if self._owed.pop(tag, NOT_OWED) is NOT_OWED:
             return False
-        self._acked.append(tag)
+        self.acked.append(tag)
         return True
 
-    def nack(self, tag: int) -> bool:
-        """Answer by nack, as `ack`, a delivery that is no batch; the caller sends the nack at once."""
-        return self._owed.pop(tag, NOT_OWED) is not NOT_OWED
+    def nack(self, tag: int, *, requeue: bool = True) -> bool:
+        """Answer by nack, as `ack`, a delivery that is no batch. See `nacks`."""
+        if self._owed.pop(tag, NOT_OWED) is NOT_OWED:
+            return False
+        self.nacks.append((tag, requeue))
+        return True
 
     def as_one(self, tag: int, parts: int) -> tuple[bytes, bytes] | None:
         """Turn a batch that nobody has seen into one message with one answer; return its content.
@@ -126,7 +149,7 @@ class Ledger:
             return False
         if not part:
             self._claimed.remove(tag)
-            self._acked.append(tag)
+            self.acked.append(tag)
             self._behind_copies += 1
             return True
         parts = self._parts.get(tag)
@@ -135,31 +158,32 @@ class Ledger:
         parts.undone -= 1
         if not parts.undone:
             del self._parts[tag], self._owed[tag]
-            (self.rejected if parts.refused else self._acked).append(tag)
+            (self.rejected if parts.refused else self.acked).append(tag)
             self._behind_copies += not parts.refused
         return True
 
     def claim_refused(self, tag: int, part: int = 0) -> bool:
         """End a claim whose answer is not possible. False: the link has ended.
 
-        The caller rejects a message that came alone, at once. It rejects a batch as a whole, when the
+        A message that came alone is rejected by a nack. The caller rejects a batch as a whole, when the
         last part has its answer: see `rejected`.
         """
         if not self.is_live:
             return False
         if not part:
             self._claimed.remove(tag)
+            self.nacks.append((tag, False))
             return True
         self._parts[tag].refused = True
         return self.claim_done(tag, part)
 
     def flush(self) -> list[Ack]:
         """Return the acks to send now. Afterwards nothing answered is unsent."""
-        if not self._acked:
+        if not self.acked:
             return []
-        acked, self._acked = self._acked, []
+        acked, self.acked = self.acked, []
         self._behind_copies = 0
-        # Every tag below the lowest owed one has its answer; a nack in between is sent already, so
+        # Every tag below the lowest owed one has its answer; a nack in between is sent before, so
         # "multiple" up to the highest acked tag below that touches nothing else.
         lowest_owed = next(iter(self._owed), None)
         if self._claimed:
@@ -175,7 +199,7 @@ class Ledger:
     @property
     def unsent(self) -> int:
         """The number of acks that `flush` has not given out, without those behind copies and of batches."""
-        return len(self._acked) - self._behind_copies
+        return len(self.acked) - self._behind_copies
 
     @property
     def owed(self) -> int:
@@ -221,8 +245,9 @@ class Ledger:
         owed = self.owed
         self._owed.clear()
         self._claimed.clear()
-        self._acked.clear()
+        self.acked.clear()
         self._behind_copies = 0
+        self.nacks.clear()
         self._parts.clear()
         self.rejected.clear()
         return owed
@@ -256,7 +281,7 @@ class Ledgers:
 
 
 class _Buffer(Generic[T]):
-    """One broker's buffer: items waiting for the application, and the number that it holds."""
+    """One link's buffer: items waiting for the application, and the number that it holds."""
 
     __slots__ = ("handed_out", "items")
 
@@ -266,29 +291,29 @@ class _Buffer(Generic[T]):
 
 
 class FanIn(Generic[T]):
-    """Buffers of all brokers. Not thread-safe."""
+    """Buffers of all links, one to a broker. link: any name of one. Not thread-safe."""
 
     def __init__(self, handed_out_max: int) -> None:
         assert handed_out_max > 0
         self._handed_out_max = handed_out_max
-        self._buffers: dict[str, _Buffer[T]] = {}
-        # Buffers that are not empty; the first one is next, then it goes to the end.
-        self._turns: deque[_Buffer[T]] = deque()
+        self._buffers: dict[Hashable, _Buffer[T]] = {}
+        self.turns: deque[_Buffer[T]] = deque()
+        """Buffers that are not empty; the first one is next, then it goes to the end."""
         self.handed_out = 0
         """Deliveries held by the application, over all brokers."""
 
-    def arrived(self, broker: str, items: Iterable[T]) -> None:
+    def arrived(self, link: Hashable, items: Iterable[T]) -> None:
         """Append deliveries that came in, at least one."""
-        buffer = self._buffers.get(broker)
+        buffer = self._buffers.get(link)
         if buffer is None:
-            buffer = self._buffers[broker] = _Buffer()
+            buffer = self._buffers[link] = _Buffer()
         if not buffer.items:
-            self._turns.append(buffer)
+            self.turns.append(buffer)
         buffer.items.extend(items)
 
     def take(self) -> T | None:
         """Return the next delivery for the application; None when there is none or it holds enough."""
-        turns = self._turns
+        turns = self.turns
         if not turns or self.handed_out >= self._handed_out_max:
             return None
         buffer = turns[0]
@@ -301,55 +326,55 @@ class FanIn(Generic[T]):
         self.handed_out += 1
         return item
 
-    def answered(self, broker: str) -> None:
-        """Record the application's answer to one delivery of this broker's live link."""
-        buffer = self._buffers.get(broker)
+    def answered(self, link: Hashable) -> None:
+        """Record the application's answer to one delivery of this live link."""
+        buffer = self._buffers.get(link)
         assert buffer is not None
         assert buffer.handed_out > 0
         buffer.handed_out -= 1
         self.handed_out -= 1
 
-    def dropped(self, broker: str) -> int:
+    def dropped(self, link: Hashable) -> int:
         """Drop the buffer of a lost link. Returns how many buffered deliveries went with it.
 
         Deliveries that the application still holds no longer count: no answer to them will be sent.
         """
-        buffer = self._buffers.pop(broker, None)
+        buffer = self._buffers.pop(link, None)
         if buffer is None:
             return 0
         self.handed_out -= buffer.handed_out
         if buffer.items:
-            self._turns.remove(buffer)
+            self.turns.remove(buffer)
         return len(buffer.items)
 
-    def oldest(self, broker: str) -> T | None:
-        """Return the next delivery of this broker to hand out; None when there is none."""
-        buffer = self._buffers.get(broker)
+    def oldest(self, link: Hashable) -> T | None:
+        """Return the next delivery of this link to hand out; None when there is none."""
+        buffer = self._buffers.get(link)
         return buffer.items[0] if buffer is not None and buffer.items else None
 
-    def put_back(self, broker: str, items: Iterable[T]) -> None:
+    def put_back(self, link: Hashable, items: Iterable[T]) -> None:
         """Put back the deliveries taken last, which nobody saw: they come next again, in this order."""
         returned = list(items)
         if not returned:
             return
-        buffer = self._buffers[broker]
+        buffer = self._buffers[link]
         if not buffer.items:
-            self._turns.append(buffer)
+            self.turns.append(buffer)
         buffer.items.extendleft(reversed(returned))
         buffer.handed_out -= len(returned)
         self.handed_out -= len(returned)
 
-    def holds(self, broker: str) -> bool:
-        """Return whether deliveries of this broker wait here or are held by the application."""
-        buffer = self._buffers.get(broker)
+    def holds(self, link: Hashable) -> bool:
+        """Return whether deliveries of this link wait here or are held by the application."""
+        buffer = self._buffers.get(link)
         return buffer is not None and bool(buffer.items or buffer.handed_out)
 
-    def withdraw(self, broker: str) -> list[T]:
-        """Take all deliveries of this broker out of its buffer: they were never handed out."""
-        buffer = self._buffers.get(broker)
+    def withdraw(self, link: Hashable) -> list[T]:
+        """Take all deliveries of this link out of its buffer: they were never handed out."""
+        buffer = self._buffers.get(link)
         if buffer is None or not buffer.items:
             return []
-        self._turns.remove(buffer)
+        self.turns.remove(buffer)
         items = list(buffer.items)
         buffer.items.clear()
         return items
@@ -361,4 +386,4 @@ class FanIn(Generic[T]):
 
     @property
     def buffered(self) -> int:
-        return sum(len(buffer.items) for buffer in self._turns)
+        return sum(len(buffer.items) for buffer in self.turns)

@@ -11,17 +11,17 @@ clock. The order of steps of a message is always this one, and an ack is its las
 
 A driver does this, all on one thread, and carries out the `Orders` of `take` after each of its calls:
 
-    once.arrived([(key, delivery), ...], now_ms)     # deliveries of one read
-    while (turn := once.turn(now_ms)) is not None:   # also at `wake_ms`
+    claims.arrived([(key, delivery, age_ms), ...], now_ms)    # deliveries of one read
+    while (turn := claims.turn(now_ms)) is not None: # also at `wake_ms`
         try:
-            once.answered(await store.turn(turn, rule), now_ms)     # within store_timeout_s
+            claims.answered(await store.turn(turn, rule), now_ms)     # within store_timeout_s
         except (StoreAway, TimeoutError):
-            once.away(now_ms)
-    if once.may_start(delivery, now_ms): ...         # before the application gets what was in `hand_out`
-    once.ended(delivery)                             # its handler ended well, or it is dropped by its policy
-    once.given_back(delivery)                        # its run failed, or it is returned unseen
-    once.parked(delivery)                            # a copy lies in the parking queue
-    once.dropped(deliveries)                         # their link ended, or they went back to it unseen
+            claims.away(now_ms)
+    if claims.may_start(delivery, now_ms): ...       # before the application gets what was in `hand_out`
+    claims.ended(delivery)                           # its handler ended well, or it is dropped by its policy
+    claims.given_back(delivery)                      # its run failed, or it is returned unseen
+    claims.parked(delivery)                          # a copy is in the parking queue
+    claims.dropped(deliveries)                       # their link ended, or they went back to it unseen
 
 One turn is on its way at a time; what comes meanwhile goes with the next. A turn without an answer is
 repeated with the same token after 50, 100, ... 5,000 ms. While the store is away, "wait" hands out nothing
@@ -114,7 +114,7 @@ class Orders(Generic[D]):
 
 
 @dataclass(slots=True)
-class OnceCounters:
+class ClaimCounters:
     """Counts since the start.
 
     duplicates: deliveries acked because their message had ended already. deferred: deliveries whose copy
@@ -136,13 +136,16 @@ class _Message(Generic[D]):
     """One message that is here. item: the delivery that runs; copies: others, which wait for its end.
 
     token: of the claim that we have, or may have; b"" when we surely have none. until_ms: end of its lease.
-    parks: waits as a suspect does, but to be parked.
+    first_ms: time of its first publish. parks: waits as a suspect does, but to be parked.
     """
 
-    __slots__ = ("asked", "copies", "end", "item", "key", "parks", "step", "token", "until_ms")
+    __slots__ = (
+        *("asked", "copies", "end", "first_ms", "item", "key", "parks", "step", "token"),
+        "until_ms",
+    )
 
-    def __init__(self, key: bytes, item: D) -> None:
-        self.key, self.item = key, item
+    def __init__(self, key: bytes, item: D, first_ms: int) -> None:
+        self.key, self.item, self.first_ms = key, item, first_ms
         self.copies: list[D] | tuple[()] = ()
         self.step = WANTED
         self.token = b""
@@ -167,8 +170,8 @@ class _Sent(Generic[D]):
 IS_DONE, IS_PARKED, IS_RELEASED = "done", "parked", "released"
 
 
-class Once(Generic[D]):
-    """The deduplication of one consumer. D: a delivery, hashed by identity. Not thread-safe."""
+class Claims(Generic[D]):
+    """The claims of one consumer. D: a delivery, hashed by identity. Not thread-safe."""
 
     def __init__(
         self,
@@ -178,21 +181,19 @@ class Once(Generic[D]):
         run_when_away: bool = False,
         park_too_old: bool = False,
         deferred_max: int = 100,
-        age_ms: Callable[[D], int],
         is_next: Callable[[D], bool] = lambda _item: True,
     ) -> None:
         """Create it. seed: SEED_BYTES random bytes, of this object alone.
 
-        run_when_away: on_store_away is "run". park_too_old: too_old is "park". age_ms: returns the time
-        since the message's first publish; asked for messages that the store does not know. is_next: returns
-        whether a delivery would go to the application at once if it were handed out; asked for suspects.
+        run_when_away: on_store_away is "run". park_too_old: too_old is "park". is_next: returns whether a
+        delivery would go to the application at once if it were handed out; asked for suspects.
         """
         assert len(seed) == SEED_BYTES, seed
         self._rule, self._seed = rule, seed
         self._run_when_away, self._park_too_old = run_when_away, park_too_old
-        self._deferred_max, self._age_ms, self._is_next = deferred_max, age_ms, is_next
+        self._deferred_max, self._is_next = deferred_max, is_next
         self._alone_from = max(2, rule.unended_max - ALONE_RUNS + 1)
-        self.counters = OnceCounters()
+        self.counters = ClaimCounters()
         self._orders: Orders[D] | None = None
         self._messages: dict[bytes, _Message[D]] = {}
         self._of: dict[D, _Message[D]] = {}
@@ -266,35 +267,41 @@ class Once(Generic[D]):
         self._deferred_max = NEVER_MS
 
     # Deliveries come and go.
-    def arrived(self, deliveries: Iterable[tuple[bytes, D]], now_ms: int) -> None:
-        """Enter deliveries, each with the key of its message in its subscription (`key_of`)."""
-        self._now_ms = now_ms
+    def arrived(self, deliveries: Iterable[tuple[bytes, D, int]], now_ms: int) -> None:
+        """Enter deliveries, each between the key of its message in its subscription (`key_of`) and the age.
+
+        The age is the time in ms since the message's first publish, of interest where the store does not know
+        the message.
+        """
+        now_ms = self._now_ms = max(
+            now_ms, self._now_ms
+        )  # they may have waited since they were read
         if now_ms >= self._recent_until_ms:
             self._forget_recent(now_ms)
         messages, of, wanted = self._messages, self._of, self._wanted
         recent, recent_before = self._recent, self._recent_before
         hand_out = self._run_when_away and self._away_since_ms is not None
-        for key, item in deliveries:
+        for key, item, age_ms in deliveries:
             if key in recent or key in recent_before:
                 self.counters.duplicates += 1
                 self._order().ack.append(item)
             elif key in messages:
                 self._copy_arrived(messages[key], item)
             else:
-                message = messages[key] = of[item] = _Message(key, item)
+                message = messages[key] = of[item] = _Message(key, item, now_ms - age_ms)
                 if hand_out:
                     self._run_without(message)
                 else:
                     wanted[message] = None
 
-    def comes_again(self, key: bytes, item: D, now_ms: int) -> None:
+    def comes_again(self, key: bytes, item: D, age_ms: int, now_ms: int) -> None:
         """Enter a delivery that has kept its place since its run failed: its copies wait for it again.
 
         Those behind it in its lane could not end before it.
         """
         message = self._messages.get(key)
         if message is None or message.step not in (WANTED, SUSPECT, HELD, GRANTED):
-            self.arrived([(key, item)], now_ms)
+            self.arrived([(key, item, age_ms)], now_ms)
             return
         self._now_ms = now_ms
         self.counters.deferred += 1
@@ -467,7 +474,8 @@ class Once(Generic[D]):
             del self._of[item]
         self._waiting -= len(copies)
         if message.end == IS_RELEASED:
-            self.arrived([(message.key, item) for item in copies], self._now_ms)
+            age_ms = self._now_ms - message.first_ms
+            self.arrived([(message.key, item, age_ms) for item in copies], self._now_ms)
         else:
             self.counters.duplicates += len(copies)
             self._order().ack += copies
@@ -619,12 +627,12 @@ class Once(Generic[D]):
         for message in sent.ends:
             self._ended(message)
         hand_out = []
-        age_ms, remember_ms = self._age_ms, self._rule.remember_ms
+        remember_ms = self._rule.remember_ms
         for message, verdict in zip(sent.wanted, answer.verdicts, strict=True):
             if message.step == WANTED:  # not gone meanwhile
                 message.until_ms = until_ms
                 # Nearly all are the first: written out.
-                if (verdict is RUN_FIRST and age_ms(message.item) <= remember_ms) or (
+                if (verdict is RUN_FIRST and now_ms - message.first_ms <= remember_ms) or (
                     verdict.kind == RUN and self._may_run(message, verdict)
                 ):
                     message.step = GRANTED
@@ -641,7 +649,7 @@ class Once(Generic[D]):
                 self._suspect(message)
                 return False
             self._alone_until_ms = message.until_ms
-        if verdict.is_first and self._age_ms(message.item) > self._rule.remember_ms:
+        if verdict.is_first and self._now_ms - message.first_ms > self._rule.remember_ms:
             self.counters.too_old += 1
             if self._park_too_old:  # at once: the store knows it from now on, and would let it run
                 age_s = self._rule.remember_ms // 1000

@@ -414,7 +414,8 @@ def _put_forward(client: Publisher | AsyncPublisher | Consumer | AsyncConsumer, 
     )
     if client.status is not RUNNING or driver is None:
         return
-    put_forward = functools.partial(driver.put_forward, ms)
+    rests = driver.way if isinstance(driver, ConsumeDriver) else driver
+    put_forward = functools.partial(rests.put_forward, ms)
 
     if isinstance(client, Publisher | Consumer):
         noticed = threading.Event()

@@ -250,7 +250,7 @@ def _links(client: Any) -> list[Link]:
     if isinstance(client, Publisher | AsyncPublisher):
         assert client._drivers is not None
         return list(client._drivers.own.links.open.values())
-    return list(client._driver._links.values())
+    return list(client._driver.links.links.values())
 
 
 def _abort(links: list[Link]) -> None:

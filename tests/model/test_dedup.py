@@ -35,7 +35,7 @@ from messagebus.core.claims import (
     Turn,
     Verdict,
 )
-from messagebus.core.once import SEED_BYTES, Once, _Message, _Sent
+from messagebus.core.once import SEED_BYTES, Claims, _Message, _Sent
 from tests.support.examples import without_large
 
 KEY = bytes(claims.KEY_BYTES)
@@ -88,26 +88,21 @@ class Fault(Exception):
 
 
 class Process:
-    """A consumer. seed: of its Once; every start has another."""
+    """A consumer. seed: of its Claims; every start has another."""
 
     def __init__(self, number: int, starts: int, world: World) -> None:
         self.number, self.starts = number, starts
         self.seed = bytes([number, starts]).ljust(SEED_BYTES, b"\0")
-        self.once: Once[Item] = Once(
+        self.once: Claims[Item] = Claims(
             Rule(LEASE_MS, REMEMBER_MS, world.unended_max),
             self.seed,
             run_when_away=world.run_when_away,
-            age_ms=no_age,
         )
         self.handed: list[Item] = []
         self.running: list[Item] = []
         self.parking: list[Item] = []
         self.answer: Answer | None = None
         self.acked_first: list[Item] = []  # without the rule done_first: their done comes later
-
-
-def no_age(_item: Item) -> int:
-    return 0
 
 
 @dataclass
@@ -280,7 +275,7 @@ class Explorer:
                 state.deliveries += 1
                 item = state.owed[item[0]] = (item[0], state.deliveries)
                 state.copies[item[0]] = OWED
-                once.arrived([(KEY, item)], once._now_ms)
+                once.arrived([(KEY, item, 0)], once._now_ms)
                 if not self.rules.ack_after:
                     self.ack(state, item)
             case "asks" | "lost_calls" | "late_calls":
@@ -399,7 +394,7 @@ def _before_step(state: State, number: int) -> State:
     return after
 
 
-# What changes of what an `Once` holds, but for its counters, which nobody reads here.
+# What changes of what `Claims` holds, but for its counters, which nobody reads here.
 CHANGED = {dict, list, tuple, set, _Message, _Sent}
 
 
@@ -411,7 +406,7 @@ def _copy(value: T) -> T:
 
 
 class _Copied:
-    """Copier of what an `Once` holds: each message once."""
+    """Copier of what `Claims` holds: each message once."""
 
     def __init__(self) -> None:
         self._messages: dict[int, Any] = {}

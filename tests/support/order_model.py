@@ -26,7 +26,7 @@ from itertools import count
 from messagebus.core import claims
 from messagebus.core.claims import KEY_BYTES, NOBODY, WAITING, Answer, Record, Rule
 from messagebus.core.keyed import Keyed
-from messagebus.core.once import GRANTED, NEVER_MS, SEED_BYTES, Once
+from messagebus.core.once import GRANTED, NEVER_MS, SEED_BYTES, Claims
 
 RULE = Rule(lease_ms=30_000, remember_ms=1 << 40, unended_max=5)
 
@@ -100,7 +100,7 @@ class Consumer:
         self.hung: list[Delivery] = []
         self.parking: list[Delivery] = []
         self.parked: set[str] = set()
-        self.once: Once[Delivery] | None = None
+        self.once: Claims[Delivery] | None = None
         self.answer: Answer | None = None
         self.acking: list[Delivery] = []  # ended here; acked when the store knows
         self.unseen: list[Delivery] = []  # to be parked, and never handed out
@@ -108,16 +108,20 @@ class Consumer:
         self.telling: list[Delivery] = []  # whose rest is over before the store knows
         if world.claims:
             rules = world.rules
-            self.once = Once(
+            self.once = Claims(
                 RULE,
                 seed.to_bytes(SEED_BYTES),
                 deferred_max=1_000,
                 park_too_old=True,
-                age_ms=lambda item: RULE.remember_ms + (item.number in old),
                 is_next=self.keyed.is_next if rules.next_of_its_lane else lambda _item: True,
             )
             if not rules.alone:
                 self.once._alone_from = 1_000
+        self._old = old
+
+    def age_ms(self, delivery: Delivery) -> int:
+        """Return an age that no time of this world makes too old, or one that is."""
+        return (RULE.remember_ms << 1) * (delivery.number in self._old)
 
 
 class Fault(Exception):
@@ -186,7 +190,9 @@ class Walk:
             return True
         own.keyed.arrived(deliveries)
         if own.once is not None:
-            own.once.arrived([(key_of(each), each) for each in deliveries], self.now_ms)
+            own.once.arrived(
+                [(key_of(each), each, own.age_ms(each)) for each in deliveries], self.now_ms
+            )
         self.take(own)
         return True
 
@@ -400,7 +406,9 @@ class Walk:
                 consumer.telling = [each for each in due if consumer.once.holds(each)]
                 for each in due:
                     if each not in consumer.telling:
-                        consumer.once.comes_again(key_of(each), each, self.now_ms)
+                        consumer.once.comes_again(
+                            key_of(each), each, consumer.age_ms(each), self.now_ms
+                        )
             self.take(consumer)
         return True
 

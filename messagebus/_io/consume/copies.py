@@ -4,6 +4,12 @@ A nack cannot tell a broker to run a handler later, to park a delivery with a re
 part of a batch. So the message is published again, over a publishing link of its own (a consuming link
 never publishes), to a queue that every broker has. The original is answered after the confirm. Runs on one
 asyncio loop; the link is made for the first copy.
+
+`Copies` publishes; `CopiedAnswers` gives the answers:
+
+    claimed in its ledger ─▶ copy stored ─▶ settled(True) ─▶ acked
+                         ├─▶ cannot be ────▶ settled(False) ─▶ rejected: its broker parks or drops it
+                         └─▶ link lost ────▶ settled(False): its broker delivers it again
 """
 
 from __future__ import annotations
@@ -11,18 +17,23 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from messagebus._io.amqp.copy_headers import PROPERTIES_BYTES_MAX, copied
 from messagebus._io.amqp.link import line_ms
+from messagebus._io.amqp.properties import read_message_id, read_stamp_ms
+from messagebus._io.loop import Tasks
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import Address, Target, message_ids
 from messagebus._io.wire import Wire
 from messagebus.bodies import BINARY
+from messagebus.clock import wall_ms
 from messagebus.config import BusConfig, PublisherConfig
+from messagebus.core.deliveries import Ledger
 from messagebus.destination import Delay, Source, Subscription, delay_step
-from messagebus.message import Header
+from messagebus.message import Delivery, Header
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import printable
 
@@ -58,6 +69,42 @@ class Original:
     message_id: str
     entry: bool
     stamp_ms: int
+
+    @classmethod
+    def of(cls, delivery: Delivery) -> Original:
+        """Return a delivery as it is to be copied."""
+        properties = delivery._properties
+        return cls(
+            properties=properties,
+            body=delivery.body,
+            message_id=read_message_id(properties),
+            entry=delivery._part > 0,
+            stamp_ms=delivery.first_ms,
+        )
+
+    @classmethod
+    def read(cls, properties: bytes, body: bytes) -> Original:
+        """Return what one AMQP delivery holds, be it a batch, as it is to be copied."""
+        return cls.entry_of(properties, body, read_stamp_ms(properties), entry=False)
+
+    @classmethod
+    def entry_of(
+        cls, properties: bytes, body: bytes, stamp_ms: int | None, *, entry: bool = True
+    ) -> Original:
+        """Return an entry of a batch that was published at this time, as it is to be copied."""
+        return cls(
+            properties=properties,
+            body=body,
+            message_id=read_message_id(properties),
+            entry=entry,
+            stamp_ms=wall_ms() if stamp_ms is None else stamp_ms,
+        )
+
+
+Copying = Coroutine[Any, Any, Stored]
+"""A copy on its way, made by a method of `Copies`."""
+Then = Callable[[Delivery], None]
+"""Called with a delivery that has its answer, or gets none, because its link has ended."""
 
 
 class Copies:
@@ -206,3 +253,115 @@ class Copies:
     async def stop(self) -> None:
         if self._driver is not None:
             await self._driver.stop(STOP_TIMEOUT_S)
+
+
+def is_live(ledger: Ledger) -> Callable[[], bool]:
+    """Return a function that returns whether the link of this ledger can still take an answer."""
+    return lambda: ledger.is_live
+
+
+class CopiedAnswers:
+    """The answers of one consumer that wait for a copy. on_turn: called when one was given."""
+
+    def __init__(self, copies: Copies, on_turn: Callable[[], None]) -> None:
+        self.copies, self._on_turn = copies, on_turn
+        self._tasks = Tasks()
+
+    def begin(self, answering: Coroutine[Any, Any, object]) -> None:
+        """Have an answer given, whatever becomes of the caller."""
+        self._tasks.spawn(answering)
+
+    def begin_again(self, ledger: Ledger, tag: int, part: int, original: Original) -> None:
+        """Answer a claimed delivery by a copy at the end of its queue."""
+        self.begin(self.given(self.copies.again(original, {}, is_live(ledger)), ledger, tag, part))
+
+    async def given(
+        self,
+        copying: Copying,
+        ledger: Ledger,
+        tag: int,
+        part: int,
+        *,
+        settled: Callable[[bool], Awaitable[None]] | None = None,
+        ended: Callable[[bool], None] | None = None,
+        may_reject: bool = True,
+    ) -> bool:
+        """Answer a claimed delivery when its copy is stored. False: its link has ended, or it has no answer.
+
+        settled: called with whether there is a copy, and awaited before the answer. ended: called with
+        whether it was answered. may_reject: False leaves it without an answer where no copy is possible.
+        Raises the error of a copy, after the answer.
+        """
+        fault: Exception | None = None
+        try:
+            stored = await copying
+        except Exception as raised:  # the original is answered after any error
+            stored, fault = Stored.CANNOT, raised
+        if settled is not None:
+            await settled(stored is Stored.STORED)
+        if stored is Stored.UNWANTED or (stored is Stored.CANNOT and not may_reject):
+            answered = False
+        elif stored is Stored.CANNOT:
+            # The broker parks it by itself, without a reason, or drops it without a parking queue.
+            answered = ledger.claim_refused(tag, part)
+        else:
+            answered = ledger.claim_done(tag, part)
+        if ended is not None:
+            ended(answered)
+        self._on_turn()
+        if fault is not None:
+            raise fault
+        return answered
+
+    async def wait_for(
+        self,
+        delivery: Delivery,
+        copying: Copying,
+        *,
+        before: Callable[[Delivery], Awaitable[None]] | None = None,
+        settled: Callable[[bool], Awaitable[None]] | None = None,
+        ended: Callable[[bool], None],
+        then: Then | None = None,
+    ) -> bool:
+        """Answer a claimed delivery as `given` does, also when the caller is cancelled.
+
+        before: awaited before the copy is made.
+        """
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        async def answer() -> None:
+            fault: Exception | None = None
+            answered = False
+            try:
+                if before is not None:
+                    await before(delivery)
+                answered = await self.given(
+                    copying,
+                    delivery._ledger,
+                    delivery._tag,
+                    delivery._part,
+                    settled=settled,
+                    ended=ended,
+                )
+            except Exception as raised:  # the waiter gets any error
+                fault = raised
+            finally:
+                copying.close()
+                if then is not None:
+                    then(delivery)
+            if not done.done() and fault is not None:
+                done.set_exception(fault)
+            elif not done.done():
+                done.set_result(answered)
+
+        self.begin(answer())
+        return await done
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait up to this time for the answers under way; then give up the others."""
+        await self._tasks.wait(timeout_s)
+
+    async def stop(self) -> None:
+        """Give up what is under way, and hang up."""
+        await self._tasks.cancel()
+        await self.copies.stop()

@@ -1,26 +1,33 @@
-"""The unanswered deliveries of all brokers, and the way of each answer to its link.
+"""The links of one consumer: what arrives over them, and what goes back.
 
-Runs on one asyncio loop. `core.deliveries` decides where answers go, and which delivery the
-application gets next. A batch is unpacked here, into deliveries that are answered one by one.
+Runs on one asyncio loop. `core.deliveries` keeps a ledger of each link: it decides which answers go to its
+broker. A batch is unpacked here, into deliveries that are answered one by one.
+
+States of a link, each a `_Channel`:
+
+    connected ─▶ fenced ─▶ open ─▶ shut ─────────▶ disconnected
+      what arrives waits     │      what arrives is kept, in `Ledger.kept`
+      for its fence          └───▶ kept back: also what had arrived, and what rests
+
+Owners: the Inbox has links and ledgers, batches that a lost link left half answered, and nothing else. The
+stages know where a delivery waits, for whom, and what its answer is: see `stage`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import itertools
 import logging
-import operator
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
 
 from messagebus._io.amqp.batch import BatchDamaged, decode_batch
 from messagebus._io.amqp.connection import Transport
 from messagebus._io.amqp.frames import HEADER_FRAME_MAX, TOO_LONG, Arrived
 from messagebus._io.amqp.properties import (
     ALONE,
+    BATCH_START,
+    CONTENT_TYPE,
     HEADERS,
     in_batch,
     is_batch,
@@ -28,24 +35,21 @@ from messagebus._io.amqp.properties import (
     read_message_id,
     read_stamp_ms,
 )
-from messagebus._io.consume.copies import PARK_REASON, Copies, Original, Stored
+from messagebus._io.consume.copies import PARK_REASON, CopiedAnswers, Original, is_live
+from messagebus._io.consume.way import Way
 from messagebus._io.loop import Tasks
-from messagebus.core.deliveries import FanIn, Ledger, Ledgers
+from messagebus.clock import wall_ms
+from messagebus.core.deliveries import Ledger, Ledgers
 from messagebus.core.headers import DEATH_MARK, has_strange_deaths
 from messagebus.core.parking import TTL_HEADER, is_late, read_early
 from messagebus.destination import Source, Subscription
-from messagebus.handling import park_headers
-from messagebus.message import Delivery, Header
+from messagebus.message import Delivery
 from messagebus.topology import Options
-
-if TYPE_CHECKING:
-    from messagebus._io.consume.dedup import Deduplication
-    from messagebus._io.consume.ordering import Ordering
 
 log = logging.getLogger("messagebus.consumer")
 
 DELIVERY_COUNT = "x-delivery-count"
-WITH_HEADERS = HEADERS >> 8
+WITH_HEADERS, WITH_TYPE = HEADERS >> 8, CONTENT_TYPE >> 8
 # Reasons of messages that are parked as they arrive, because their broker must not dead-letter them.
 STRANGE_DEATHS = "x-death that no broker can count on"
 HEADERS_TOO_LONG = f"headers of more than {HEADER_FRAME_MAX} bytes, which are left out"
@@ -54,69 +58,45 @@ BEGUN_MAX = 1_000
 
 
 @dataclass(slots=True)
-class Counters:
-    """Counts of one consumer. retried, parked: answered by a stored copy. given_back: returned unseen."""
-
-    delivered: int = 0
-    acked: int = 0
-    nacked: int = 0
-    acks_stale: int = 0
-    batches_damaged: int = 0
-    retried: int = 0
-    parked: int = 0
-    given_back: int = 0
-
-
-@dataclass(slots=True)
 class _Channel:
     """One broker's live link.
 
-    shut: arriving deliveries are handed out no more; `late` keeps them. kept: nor are those that rest.
-    copied_out: tag -> time of arrival of batches with parts that were copied before the consumer timeout.
+    shut: arriving deliveries are handed out no more. copied_out: tag -> time of arrival of batches with parts
+    that were copied before the consumer timeout. round_trip: waits for an answer of the link; set while its
+    fence is not known, and `unfenced` keeps what arrives.
     """
 
     ledger: Ledger
     transport: Transport
     shut: bool = False
-    kept: bool = False
-    late: list[Delivery] = field(default_factory=list)
     copied_out: dict[int, int] = field(default_factory=dict)
     delivered_before: int = 0
+    round_trip: Callable[[], Awaitable[object]] | None = None
+    unfenced: list[Arrived] = field(default_factory=list)
 
 
 class Inbox:
-    """The deliveries of one consumer, of all its brokers.
+    """The links of one consumer and their ledgers.
 
-    on_turn: called when something arrived or was answered, at most once a turn of the loop.
+    way: its stages. answers: those that wait for a copy. on_turn: called when something arrived.
     """
 
     def __init__(
-        self, source: Source, handed_out_max: int, copies: Copies, on_turn: Callable[[], None]
+        self, source: Source, way: Way, answers: CopiedAnswers, on_turn: Callable[[], None]
     ) -> None:
-        self._source, self._copies, self._on_turn = source, copies, on_turn
+        self._source, self._way, self._answers, self._on_turn = source, way, answers, on_turn
         self._has_parking = not (isinstance(source, Subscription) and source.expires_s)
-        self.counters = Counters()
+        self._counters = way.counters
         self.delivered: dict[str, int] = {}
         """Count of deliveries since the start, by broker."""
-        self._fanin: FanIn[Delivery] = FanIn(handed_out_max)
-        self.take = self._fanin.take
-        """Returns the next delivery; None when there is none or the application holds enough."""
-        self.take_buffered = self._fanin.take
-        """Returns the next delivery that was handed out, whatever its claim."""
-        self.hand_over_of = self._fanin.arrived
-        """Gives deliveries of one live link to the application in their turn."""
-        self.dedup: Deduplication | None = None
-        """Stands between what arrives and what is handed out; None without deduplication."""
-        self.order: Ordering | None = None
-        """Stands behind deduplication; None where no order is kept."""
         self.ledgers = Ledgers()
         self._channels: dict[str, _Channel] = {}
-        self._copying = Tasks()
+        self._fencing = Tasks()
         # Batches that a lost link left half answered -> their parts without an answer.
         self._begun: dict[tuple[str, int], set[int]] = {}
         self.delivery_limit = source.delivery_limit
         """Number of times that a returned message is delivered again; 0: no limit."""
-        self.in_order = source.single_active
+        self.in_order = source.single_active or way.ordered is not None
         """True when returned deliveries must come again in their order: see docs/internals.md."""
 
     def exists_as(self, options: Options) -> None:
@@ -125,19 +105,7 @@ class Inbox:
         self.delivery_limit = limit if isinstance(limit, int) else self.delivery_limit
         if options.get("single_active") is True and not self.in_order:
             self.in_order = True
-            if self.dedup is not None:
-                self.dedup.keep_order()
-
-    def deduplicate(self, dedup: Deduplication) -> None:
-        """Hand out only what this grants, and ack only what it has stored. Called before the first link."""
-        self.dedup = dedup
-        self.take = dedup.take
-
-    def keep_order(self, order: Ordering) -> None:
-        """Hand out only what is next in its lane, and never give back otherwise than in order."""
-        self.order, self.in_order = order, True
-        if self.dedup is not None:
-            self.dedup.lanes = order
+            self._way.keep_order()
 
     # Links.
     def connected(
@@ -146,14 +114,18 @@ class Inbox:
         transport: Transport,
         round_trip: Callable[[], Awaitable[object]] | None = None,
     ) -> int:
-        """Take the deliveries of this link from now on. Returns its epoch."""
+        """Take the deliveries of this link from now on. Returns its epoch.
+
+        round_trip: waits for an answer of the link, where it has a fence.
+        """
         ledger = self.ledgers.connected(broker)
         before = self.delivered.setdefault(broker, 0)
-        self._channels[broker] = _Channel(ledger, transport, delivered_before=before)
-        transport.on_contents = functools.partial(self._arrived, ledger)
+        channel = _Channel(ledger, transport, delivered_before=before)
+        if self._way.fence is not None:
+            channel.round_trip = round_trip
+        self._channels[broker] = channel
+        transport.on_contents = functools.partial(self._arrived, channel)
         transport.on_turn = self._on_turn
-        if self.dedup is not None and round_trip is not None:
-            self.dedup.fence(ledger, transport, round_trip)
         return ledger.epoch
 
     def disconnected(self, broker: str) -> None:
@@ -162,12 +134,10 @@ class Inbox:
         if channel is not None:
             self._remember(channel.ledger)
             unsent = channel.ledger.unsent  # void: their broker delivers them again
-            self.counters.acked -= unsent
-            self.counters.acks_stale += unsent
+            self._counters.acked -= unsent
+            self._counters.acks_stale += unsent
             channel.ledger.end()
-            if self.dedup is not None or self.order is not None:
-                self._take_out(channel.ledger, is_lost=True)
-            self._fanin.dropped(broker)
+            self._way.first.withdrawn(channel.ledger, is_lost=True)
 
     def delivered_by(self, broker: str) -> int:
         """Return the number of deliveries of the live link."""
@@ -194,10 +164,7 @@ class Inbox:
         channel = self._channels.get(broker)
         if channel is None:
             return False
-        waits = self.dedup is not None and self.dedup.holds(channel.ledger)
-        if self.order is not None:  # not that of stopped keys, which goes back with the link
-            waits = self.order.keyed.holds(channel.ledger)
-        return waits or self._fanin.holds(broker) or channel.ledger.is_claimed
+        return self._way.first.holds(channel.ledger) or channel.ledger.is_claimed
 
     def owed(self, broker: str) -> int:
         """Return the number of AMQP deliveries of the live link without an answer."""
@@ -205,20 +172,54 @@ class Inbox:
         return channel.ledger.owed if channel else 0
 
     # Arriving.
-    def _arrived(self, ledger: Ledger, arrived: list[Arrived]) -> None:
+    def _arrived(self, channel: _Channel, arrived: list[Arrived]) -> None:
         """Take the deliveries of one read."""
-        received_ns = time.monotonic_ns()
-        alone: list[Arrived] = []
+        if channel.round_trip is not None:
+            self._wait_for_fence(channel, arrived)
+            return
+        received_ns, ledger, source = time.monotonic_ns(), channel.ledger, self._source
+        made = Delivery._arrived
+        tags: list[int] = []
+        deliveries: list[Delivery] = []
         for each in arrived:
-            if each[2][0] & WITH_HEADERS and DEATH_MARK in each[2] and self._is_kept(ledger, each):
+            tag, redelivered, raw, body = each
+            if raw[0] & WITH_HEADERS and DEATH_MARK in raw and self._is_kept(ledger, each):
                 continue
-            if is_batch(each[2]):
-                self._arrived_alone(ledger, received_ns, alone)
-                alone = []
-                self._batch_arrived(ledger, received_ns, *each)
+            # `is_batch` written out: each delivery passes here.
+            if raw.startswith(BATCH_START, 2) and raw[0] & WITH_TYPE:
+                ledger.delivered(tags)
+                tags = []
+                deliveries += self._parts(ledger, received_ns, *each)
             else:
-                alone.append(each)
-        self._arrived_alone(ledger, received_ns, alone)
+                tags.append(tag)
+                deliveries.append(
+                    made(ledger, tag, 0, source, redelivered, received_ns, raw, body, ALONE)
+                )
+        ledger.delivered(tags)
+        if not deliveries or not ledger.is_live:  # read behind the end of its link: they come again
+            return
+        if channel.shut:
+            ledger.kept += deliveries
+            return
+        self._way.first.arrived(ledger, deliveries)
+        self._counters.delivered += len(deliveries)
+        self.delivered[ledger.broker] += len(deliveries)
+
+    def _wait_for_fence(self, channel: _Channel, arrived: list[Arrived]) -> None:
+        """Keep what arrives over a link until its `Delivery.fence` is known."""
+        if not channel.unfenced:
+            self._fencing.spawn(self._take_fence(channel))
+        channel.unfenced += arrived
+
+    async def _take_fence(self, channel: _Channel) -> None:
+        assert self._way.fence is not None
+        assert channel.round_trip is not None
+        number = await self._way.fence(channel.ledger, channel.round_trip)
+        if number is not None and channel.ledger.is_live:
+            channel.ledger.fence, channel.round_trip = number, None
+            waiting, channel.unfenced = channel.unfenced, []
+            self._arrived(channel, waiting)
+            self._on_turn()
 
     def _is_kept(self, ledger: Ledger, arrived: Arrived) -> bool:
         """Return whether a delivery with an `x-death` is not for the application, and answer it by a copy.
@@ -234,37 +235,30 @@ class Inbox:
             early = None
             if not self._has_parking:  # then nothing of its queue is ever dead-lettered
                 return False
-        elif is_batch(raw) or (early is None and not is_late(headers, time.time_ns() // 1_000_000)):
+        elif is_batch(raw) or (early is None and not is_late(headers, wall_ms())):
             return False
         ledger.delivered([tag])
         if ledger.claim(tag, 0):
-            original, is_live = _original(raw, body, read_stamp_ms(raw)), _is_live(ledger)
+            original, wanted, copies = (
+                Original.read(raw, body),
+                is_live(ledger),
+                self._answers.copies,
+            )
             if early is not None:
                 marks = {TTL_HEADER: early.ttl_ms}
-                copying = self._copies.again(original, marks, is_live, delay_ms=early.rest_ms)
+                copying = copies.again(original, marks, wanted, delay_ms=early.rest_ms)
             else:
                 reason = STRANGE_DEATHS if strange else "expired"
                 if raw == TOO_LONG:
                     reason = HEADERS_TOO_LONG
                     log.error("headers too long broker=%s source=%s", ledger.broker, self._source)
-                copying = self._copies.park(original, {PARK_REASON: reason}, is_live)
-            self._copying.spawn(
-                self._answer_when_stored(copying, ledger, tag, 0, may_reject=not strange)
+                copying = copies.park(original, {PARK_REASON: reason}, wanted)
+            self._answers.begin(
+                self._answers.given(copying, ledger, tag, 0, may_reject=not strange)
             )
         return True
 
-    def _arrived_alone(self, ledger: Ledger, received_ns: int, arrived: list[Arrived]) -> None:
-        ledger.delivered([each[0] for each in arrived])
-        source, made = self._source, Delivery._arrived
-        self._hold(
-            ledger.broker,
-            [
-                made(ledger, tag, 0, source, redelivered, received_ns, raw, body, ALONE)
-                for tag, redelivered, raw, body in arrived
-            ],
-        )
-
-    def _batch_arrived(
+    def _parts(
         self,
         ledger: Ledger,
         received_ns: int,
@@ -272,326 +266,34 @@ class Inbox:
         redelivered: bool,
         raw: bytes,
         body: bytes,
-    ) -> None:
+    ) -> list[Delivery]:
+        """Return the messages of a batch that have no answer yet."""
         try:
             entries = decode_batch(body)
         except BatchDamaged as fault:
             self._park_damaged(ledger, tag, raw, body, str(fault))
-            return
+            return []
         ledger.batch_delivered(tag, len(entries), (raw, body))
         unanswered = self._begun.pop(_batch_key(raw, body), None) if redelivered else None
         source, made, reading = self._source, Delivery._arrived, in_batch(raw)
-        held = []
+        found = []
         for part, (entry, its_body) in enumerate(entries, start=1):
             if unanswered is not None and part not in unanswered:
                 ledger.ack(tag, part)
                 continue
-            held.append(
+            found.append(
                 made(ledger, tag, part, source, redelivered, received_ns, entry, its_body, reading)
             )
-        self._hold(ledger.broker, held)
-
-    def _hold(self, broker: str, deliveries: list[Delivery]) -> None:
-        if not deliveries:
-            return
-        channel = self._channels.get(broker)
-        if channel is None:  # read behind the end of its link: they come again
-            return
-        if channel.shut:
-            channel.late += deliveries
-            return
-        if self.order is not None:
-            self.order.arrived(broker, deliveries)
-        elif self.dedup is None:
-            self._fanin.arrived(broker, deliveries)
-        if self.dedup is not None:
-            self.dedup.arrived(channel.ledger, deliveries)
-        self.counters.delivered += len(deliveries)
-        self.delivered[broker] += len(deliveries)
+        return found
 
     def _park_damaged(self, ledger: Ledger, tag: int, raw: bytes, body: bytes, reason: str) -> None:
         log.error("batch damaged broker=%s reason=%r", ledger.broker, reason)
-        self.counters.batches_damaged += 1
+        self._counters.batches_damaged += 1
         ledger.delivered([tag])
         if ledger.claim(tag, 0):
             headers = {PARK_REASON: f"damaged batch: {reason}"}
-            original = _original(raw, body, read_stamp_ms(raw))
-            parking = self._copies.park(original, headers, _is_live(ledger))
-            self._copying.spawn(self._answer_when_stored(parking, ledger, tag, 0))
-
-    # The application's side.
-    def has(self, delivery: Delivery) -> bool:
-        """Return whether a delivery came over one of the current links; on any thread."""
-        channel = self._channels.get(delivery._ledger.broker)
-        return channel is not None and channel.ledger is delivery._ledger
-
-    def ack(self, delivery: Delivery) -> bool:
-        """Answer a delivery. False: its link has ended, or it was answered before; counted."""
-        ledger = delivery._ledger
-        if self.dedup is not None:
-            return self._ack_when_stored(self.dedup, delivery)
-        answered = ledger.ack(delivery._tag, delivery._part)
-        if self.order is not None:
-            self.order.answered(delivery)
-        if not answered:
-            return self._stale()
-        self.counters.acked += 1
-        self._fanin.answered(ledger.broker)
-        return True
-
-    def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
-        """Give a delivery back (requeue), or reject it into the parking queue. False: as `ack`."""
-        ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
-        if self.order is not None:
-            if requeue:  # in its place: a broker would deliver it behind others
-                return self._rest(self.order, delivery, 0, {})
-            self.order.parks(delivery, {})
-            self.order.answered(delivery)
-        if self.dedup is not None:
-            # The next one to get it may be told that it runs elsewhere, and asks again.
-            self.dedup.give_back(delivery)
-        if not (ledger.claim(tag, part) if part else ledger.nack(tag)):
-            return self._stale()
-        self.counters.nacked += 1
-        self._fanin.answered(ledger.broker)
-        if not part:
-            self._channels[ledger.broker].transport.nack(tag, requeue)
-            return True
-        original = _original_of(delivery)
-        if requeue:
-            copying = self._copies.again(original, {}, _is_live(ledger))
-        else:
-            headers = {PARK_REASON: "rejected"}
-            copying = self._copies.park(original, headers, _is_live(ledger))
-        self._copying.spawn(self._answer_when_stored(copying, ledger, tag, part))
-        return True
-
-    async def retry(
-        self, delivery: Delivery, *, delay_ms: int, headers: Mapping[str, Header]
-    ) -> bool:
-        """Answer by a copy for another run, with these headers. False: as `ack`.
-
-        The caller may be cancelled: the copy goes on. Where order is kept it rests here, without a copy.
-        """
-        if self.order is not None:
-            return self._rest(self.order, delivery, delay_ms, headers)
-        return await self._answer_by_copy(
-            delivery,
-            lambda original, wanted: self._copies.again(
-                original, headers, wanted, delay_ms=delay_ms
-            ),
-            "retried",
-        )
-
-    async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
-        """Answer by a copy in the parking queue, with these headers. As `retry`."""
-        if self.order is not None:
-            self.order.parks(delivery, headers)
-        return await self._answer_by_copy(
-            delivery,
-            lambda original, wanted: self._copies.park(original, headers, wanted),
-            "parked",
-        )
-
-    def _rest(
-        self, order: Ordering, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]
-    ) -> bool:
-        """Keep a delivery for its next run, in its place. False: its link has ended."""
-        ledger = delivery._ledger
-        if not ledger.is_live:
-            if self.dedup is not None:
-                self.dedup.give_back(delivery)
-            order.answered(delivery)
-            return self._stale()
-        self.counters.retried += bool(headers)
-        self._fanin.answered(ledger.broker)
-        order.rest(delivery, delay_ms, headers)
-        channel = self._channels[ledger.broker]
-        if channel.kept:
-            channel.late += self._withdrawn(channel, ())
-        return True
-
-    async def _answer_by_copy(
-        self,
-        delivery: Delivery,
-        copy: Callable[[Original, Callable[[], bool]], Coroutine[Any, Any, Stored]],
-        counted: Literal["retried", "parked"],
-    ) -> bool:
-        ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
-        dedup, settled = self.dedup, None
-        if not ledger.claim(tag, part):
-            if dedup is not None:
-                dedup.give_back(delivery)
-            if self.order is not None:
-                self.order.answered(delivery)
-            return self._stale()
-        if dedup is not None and counted == "parked":
-            settled = functools.partial(dedup.parked, delivery)
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-        async def answer() -> None:
-            try:
-                if dedup is not None and counted == "retried":
-                    await dedup.released(delivery)
-                copying = copy(_original_of(delivery), _is_live(ledger))
-                answered = await self._answer_when_stored(
-                    copying, ledger, tag, part, counted, settled
-                )
-            except Exception as fault:  # the waiter gets any error
-                if not done.done():
-                    done.set_exception(fault)
-                return
-            finally:
-                if self.order is not None:
-                    self.order.answered(delivery)
-            if not done.done():
-                done.set_result(answered)
-
-        self._copying.spawn(answer())
-        return await done
-
-    def _stale(self) -> bool:
-        self.counters.acks_stale += 1
-        return False
-
-    async def _answer_when_stored(
-        self,
-        copying: Coroutine[Any, Any, Stored],
-        ledger: Ledger,
-        tag: int,
-        part: int,
-        counted: Literal["retried", "parked", ""] = "",
-        settled: Callable[[bool], Awaitable[None]] | None = None,
-        may_reject: bool = True,
-    ) -> bool:
-        """Answer the original of a claimed delivery when its copy is stored.
-
-        counted: counter of an answer by the application, which holds the delivery until then; "" for others.
-        settled: called with whether there is a copy, and awaited before the answer. may_reject: False leaves
-        it without an answer where no copy is possible.
-        """
-        fault: Exception | None = None
-        try:
-            stored = await copying
-        except (
-            Exception
-        ) as raised:  # after any error the original is answered, and the waiter gets it
-            stored, fault = Stored.CANNOT, raised
-        if settled is not None:
-            await settled(stored is Stored.STORED)
-        if stored is Stored.UNWANTED or (stored is Stored.CANNOT and not may_reject):
-            answered = False
-        elif stored is Stored.CANNOT:
-            # The broker parks it by itself, without a reason, or drops it without a parking queue.
-            answered = ledger.claim_refused(tag, part)
-            if answered and not part:
-                self._channels[ledger.broker].transport.nack(tag, False)
-        else:
-            answered = ledger.claim_done(tag, part)
-        if counted:
-            if answered:
-                self.counters.retried += counted == "retried"
-                self.counters.parked += counted == "parked"
-                self._fanin.answered(ledger.broker)
-            else:
-                self.counters.acks_stale += 1
-        self._on_turn()
-        if fault is not None:
-            raise fault
-        return answered
-
-    # Deduplication.
-    def _ack_when_stored(self, dedup: Deduplication, delivery: Delivery) -> bool:
-        """Ack a delivery when its end is stored.
-
-        That of a lost link is stored too: its delivery came again, and is a duplicate then.
-        """
-        live = delivery._ledger.claim(delivery._tag, delivery._part)
-        if self.order is not None:
-            self.order.answered(delivery)
-        if not dedup.ended(delivery, live=live) and live:
-            self.acked(delivery)
-        return live or self._stale()
-
-    def acked(self, delivery: Delivery) -> None:
-        """Ack a delivery that the application has acked and that is stored as done."""
-        ledger = delivery._ledger
-        if ledger.claim_done(delivery._tag, delivery._part):
-            self.counters.acked += 1
-            self._fanin.answered(ledger.broker)
-        else:
-            self._stale()
-
-    def ack_duplicate(self, delivery: Delivery) -> bool:
-        """Ack a delivery that the application never gets. False: it is answered, or its link has ended."""
-        if self.order is not None:
-            self.order.answered(delivery)
-        return delivery._ledger.ack(delivery._tag, delivery._part)
-
-    def park_unseen(self, delivery: Delivery, reason: str) -> None:
-        """Park a delivery that the application never gets."""
-        log.warning("parked unseen message=%r reason=%r", delivery.message_id, reason)
-        self.park_behind(delivery, reason)
-
-    def park_behind(self, delivery: Delivery, reason: str) -> None:
-        """Park a delivery that the application never gets, without a line of its own."""
-        ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
-        dedup, order, settled = self.dedup, self.order, None
-        if not ledger.claim(tag, part):
-            if dedup is not None:
-                dedup.give_back(delivery)
-            if order is not None:
-                order.answered(delivery)
-            return
-        if order is not None:
-            order.gaps += 1
-        if dedup is not None:
-            dedup.settled(delivery)
-            settled = functools.partial(dedup.parked, delivery)
-        headers = park_headers(delivery, reason, "")
-
-        async def park() -> None:
-            copying = self._copies.park(_original_of(delivery), headers, _is_live(ledger))
-            answered = await self._answer_when_stored(copying, ledger, tag, part, "", settled)
-            self.counters.parked += answered
-            if order is not None:
-                order.answered(delivery)
-
-        self._copying.spawn(park())
-
-    def defer(self, delivery: Delivery, delay_ms: int) -> None:
-        """Have a delivery come again after this time, as it is, without counting an attempt."""
-        ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
-        if ledger.claim(tag, part):
-            original = _original_of(delivery)
-            copying = self._copies.again(original, {}, _is_live(ledger), delay_ms=delay_ms)
-            self._copying.spawn(self._answer_when_stored(copying, ledger, tag, part))
-
-    def hand_out(self, deliveries: Sequence[Delivery]) -> None:
-        """Give what deduplication grants to the application, in its turn."""
-        if self.order is not None:
-            self.order.granted(deliveries)
-        else:
-            self.hand_over(deliveries)
-
-    def hand_over(self, deliveries: Iterable[Delivery]) -> None:
-        """Give these to the application in their turn."""
-        for ledger, some in itertools.groupby(deliveries, _ledger_of):
-            if ledger.is_live:
-                self._fanin.arrived(ledger.broker, some)
-
-    def untake(self, delivery: Delivery) -> None:
-        """Undo `take_buffered`: the delivery is handed out again later."""
-        if delivery._ledger.is_live:
-            self._fanin.answered(delivery._ledger.broker)
-
-    def never_seen(self, deliveries: Sequence[Delivery]) -> None:
-        """Take note of deliveries that the application took and never saw, and whose link has ended."""
-        if self.dedup is not None:
-            self.dedup.dropped(deliveries)
-        if self.order is not None:
-            for delivery in deliveries:
-                self.order.answered(delivery)
+            parking = self._answers.copies.park(Original.read(raw, body), headers, is_live(ledger))
+            self._answers.begin(self._answers.given(parking, ledger, tag, 0))
 
     # Giving back untouched.
     @property
@@ -599,28 +301,9 @@ class Inbox:
         """The brokers with a live link."""
         return list(self._channels)
 
-    @property
-    def running(self) -> int:
-        """Claimed deliveries that handlers run, also of lost links: their end is to be stored."""
-        return 0 if self.dedup is None else self.dedup.running
-
-    @property
-    def is_full(self) -> bool:
-        """True when the application holds as many deliveries as it may."""
-        return self._fanin.is_full
-
     def oldest(self, broker: str) -> Delivery | None:
         """Return the delivery of this broker that has waited longest unseen; None when there is none."""
-        oldest = self._fanin.oldest(broker)
-        if self.dedup is not None:
-            waiting = self.dedup.oldest(self._channels[broker].ledger)
-            found = [each for each in (oldest, waiting) if each is not None]
-            oldest = min(found, key=_received_ns_of, default=None)
-        if self.order is not None:
-            found = self.order.keyed.oldest(self._channels[broker].ledger)
-            found += [] if oldest is None else [oldest]
-            oldest = min(found, key=_received_ns_of, default=None)
-        return oldest
+        return self._way.first.oldest(self._channels[broker].ledger)
 
     def give_back(self, broker: str, taken: list[Delivery], before_ns: int) -> int:
         """Give back unseen deliveries, in order; return how many.
@@ -630,43 +313,28 @@ class Inbox:
         copied to the end of the queue, if it arrived before that time.
         """
         channel, count = self._channels[broker], 0
-        for tag, parts in _by_tag(self._withdrawn(channel, taken)).items():
-            if self._give_back_one(channel, tag, parts):
+        ledger = channel.ledger
+        for tag, parts in _by_tag(self._withdrawn(ledger, taken)).items():
+            if self._give_back_one(ledger, tag, parts):
                 count += len(parts)
             elif parts[0].received_ns < before_ns:
                 channel.copied_out[tag] = parts[0].received_ns
-                self._copy_parts(channel.ledger, tag, [each._part for each in parts])
+                self._copy_parts(ledger, tag, [each._part for each in parts])
                 count += len(parts)
-            elif self.dedup is None:
-                self._fanin.arrived(broker, parts)
             else:
-                self.dedup.arrived(channel.ledger, parts)
-        self.counters.given_back += count
-        channel.transport.flush()
+                self._way.first.arrived(ledger, parts)
+        self._counters.given_back += count
+        self.flush()
         return count
 
-    def _withdrawn(self, channel: _Channel, taken: Sequence[Delivery]) -> list[Delivery]:
+    def _withdrawn(self, ledger: Ledger, taken: Sequence[Delivery]) -> list[Delivery]:
         """Take out all that the application has not seen of a link, also what it has taken."""
-        ledger, broker = channel.ledger, channel.ledger.broker
-        self._fanin.put_back(broker, [each for each in taken if each._ledger is ledger])
-        return self._take_out(ledger, is_lost=False)
+        theirs = [each for each in taken if each._ledger is ledger]
+        return self._way.first.withdrawn(ledger, theirs)
 
-    def _take_out(self, ledger: Ledger, *, is_lost: bool) -> list[Delivery]:
-        """Take out what waits of a link, and return it; claims on it are given up."""
-        found = self._fanin.withdraw(ledger.broker)
-        if self.dedup is not None:
-            found += self.dedup.withdraw(ledger)
-        if self.order is not None:
-            take_out = self.order.lost if is_lost else self.order.withdraw
-            found = list(dict.fromkeys([*found, *take_out(ledger, found)]))
-        # All at once: a copy is not to follow one that goes, too.
-        if self.dedup is not None:
-            self.dedup.dropped(found)
-        return found
-
-    def _give_back_one(self, channel: _Channel, tag: int, parts: list[Delivery]) -> bool:
+    def _give_back_one(self, ledger: Ledger, tag: int, parts: list[Delivery]) -> bool:
         """Give back one AMQP delivery, by a nack, or a copy if it came back too often. False: it is begun."""
-        ledger, content = channel.ledger, (parts[0]._properties, parts[0].body)
+        content = (parts[0]._properties, parts[0].body)
         if parts[0]._part:
             whole = ledger.as_one(tag, len(parts))
             if whole is None:
@@ -674,16 +342,14 @@ class Inbox:
             content = whole
         if self._is_worn(content[0]):
             self._renew(ledger, tag, *content)
-        elif ledger.nack(tag):
-            channel.transport.nack(tag, True)
+        else:
+            ledger.nack(tag, requeue=True)
         return True
 
     def _renew(self, ledger: Ledger, tag: int, raw: bytes, body: bytes) -> None:
         """Answer one AMQP delivery by a copy of it at the end of its queue."""
         if ledger.claim(tag, 0):
-            original = _original(raw, body, read_stamp_ms(raw))
-            copying = self._copies.again(original, {}, _is_live(ledger))
-            self._copying.spawn(self._answer_when_stored(copying, ledger, tag, 0))
+            self._answers.begin_again(ledger, tag, 0, Original.read(raw, body))
 
     def _is_worn(self, raw: bytes) -> bool:
         """Return whether its broker may soon park it for its returns, although nobody has seen it.
@@ -706,18 +372,8 @@ class Inbox:
         entries, stamp_ms = decode_batch(body), read_stamp_ms(raw)
         for part in parts:
             if ledger.claim(tag, part):
-                original = _original(*entries[part - 1], stamp_ms, entry=True)
-                copying = self._copies.again(original, {}, _is_live(ledger))
-                self._copying.spawn(self._answer_when_stored(copying, ledger, tag, part))
-
-    def put_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand out next, in this order, the deliveries taken last, which nobody has seen."""
-        if self.dedup is not None:
-            self.dedup.put_back(deliveries)
-        for broker, channel in self._channels.items():
-            self._fanin.put_back(
-                broker, [each for each in deliveries if each._ledger is channel.ledger]
-            )
+                original = Original.entry_of(*entries[part - 1], stamp_ms)
+                self._answers.begin_again(ledger, tag, part, original)
 
     def keep_back(self, broker: str, taken: Sequence[Delivery]) -> None:
         """Hand out nothing more of this broker: all its deliveries go back with the link, in order.
@@ -725,8 +381,8 @@ class Inbox:
         taken: handed out and never seen.
         """
         channel = self._channels[broker]
-        channel.shut = channel.kept = True
-        channel.late[:0] = self._withdrawn(channel, taken)
+        channel.shut = channel.ledger.is_kept = True
+        channel.ledger.kept[:0] = self._withdrawn(channel.ledger, taken)
 
     def finish_batches(self, before_ns: int) -> None:
         """Copy the parts that the application holds of partly copied batches that arrived before that time.
@@ -739,26 +395,28 @@ class Inbox:
                     del channel.copied_out[tag]
                     held = channel.ledger.open_parts(tag)
                     self._copy_parts(channel.ledger, tag, held)
-                    for _part in held:  # the application's answers will be stale
-                        self._fanin.answered(channel.ledger.broker)
+                    self._way.plain.no_longer_held(channel.ledger, len(held))
 
     def flush(self) -> None:
         """Send all answers given since the last time, together."""
         for channel in self._channels.values():
-            if channel.ledger.rejected:
-                self._reject_batches(channel)  # before a "multiple" ack includes them
-            for tag, multiple in channel.ledger.flush():
-                channel.transport.ack(tag, multiple)
-            channel.transport.flush()
+            ledger, transport = channel.ledger, channel.transport
+            if ledger.nacks or ledger.rejected:  # before a "multiple" ack includes them
+                self._send_nacks(ledger, transport)
+            if ledger.acked:
+                for tag, multiple in ledger.flush():
+                    transport.ack(tag, multiple)
+            transport.flush()
 
-    def _reject_batches(self, channel: _Channel) -> None:
-        """Reject batches with a part that could not be copied: their broker keeps them whole."""
-        tags, channel.ledger.rejected = channel.ledger.rejected, []
+    def _send_nacks(self, ledger: Ledger, transport: Transport) -> None:
+        """Send the nacks. Reject batches with a part that has no copy: their broker keeps them whole."""
+        nacks, ledger.nacks = ledger.nacks, []
+        for tag, requeue in nacks:
+            transport.nack(tag, requeue)
+        tags, ledger.rejected = ledger.rejected, []
         for tag in tags:
-            log.warning(
-                "batch rejected whole broker=%s reason='a part has no copy'", channel.ledger.broker
-            )
-            channel.transport.nack(tag, False)
+            log.warning("batch rejected whole broker=%s reason='a part has no copy'", ledger.broker)
+            transport.nack(tag, False)
 
     # The end.
     def close(self, untouched: Sequence[Delivery] = ()) -> None:
@@ -766,8 +424,7 @@ class Inbox:
 
         untouched: handed out, and the application never saw them.
         """
-        if self.dedup is not None:
-            self.dedup.dropped(untouched)  # also those of links that have ended
+        self._way.first.never_seen([each for each in untouched if not each._ledger.is_live])
         for broker in self._channels:
             self.keep_back(broker, untouched)
 
@@ -778,40 +435,25 @@ class Inbox:
         would be delivered again. And unseen deliveries that came back too often.
         """
         for channel in self._channels.values():
-            for tag, parts in _by_tag(channel.late).items():
+            for tag, parts in _by_tag(channel.ledger.kept).items():
                 self._renew_if_worn(channel.ledger, tag, parts)
             for tag, unanswered, _content in channel.ledger.half_answered():
                 if not self.in_order:
                     self._copy_parts(channel.ledger, tag, unanswered)
-        await self._copying.wait(timeout_s)
+        await self._fencing.cancel()
+        await self._answers.finish(timeout_s)
         self.flush()
-        await self._copying.cancel()
-        await self._copies.stop()
+        await self._answers.stop()
 
     def _renew_if_worn(self, ledger: Ledger, tag: int, parts: list[Delivery]) -> None:
         content = ledger.content(tag) or (parts[0]._properties, parts[0].body)
         if self._is_worn(content[0]) and (not parts[0]._part or ledger.as_one(tag, len(parts))):
             self._renew(ledger, tag, *content)
 
-    @property
-    def buffered(self) -> int:
-        if self.order is not None:  # what waits for its claim waits in its lane as well
-            return self._fanin.buffered + self.order.keyed.waiting
-        waiting = 0 if self.dedup is None else self.dedup.pending
-        return self._fanin.buffered + waiting
-
-    @property
-    def handed_out(self) -> int:
-        return self._fanin.handed_out
-
 
 def _batch_key(raw: bytes, body: bytes) -> tuple[str, int]:
     """Return the key that identifies a batch when it comes again."""
     return read_message_id(raw), hash(body)
-
-
-_received_ns_of: Callable[[Delivery], int] = operator.attrgetter("received_ns")
-_ledger_of: Callable[[Delivery], Ledger] = operator.attrgetter("_ledger")
 
 
 def _by_tag(deliveries: Iterable[Delivery]) -> dict[int, list[Delivery]]:
@@ -820,28 +462,3 @@ def _by_tag(deliveries: Iterable[Delivery]) -> dict[int, list[Delivery]]:
     for delivery in deliveries:
         found.setdefault(delivery._tag, []).append(delivery)
     return found
-
-
-def _is_live(ledger: Ledger) -> Callable[[], bool]:
-    """Return a function that tells whether the delivery's link can still take an answer."""
-    return lambda: ledger.is_live
-
-
-def _original(raw: bytes, body: bytes, stamp_ms: int | None, *, entry: bool = False) -> Original:
-    return Original(
-        properties=raw,
-        body=body,
-        message_id=read_message_id(raw),
-        entry=entry,
-        stamp_ms=time.time_ns() // 1_000_000 if stamp_ms is None else stamp_ms,
-    )
-
-
-def _original_of(delivery: Delivery) -> Original:
-    return Original(
-        properties=delivery._properties,
-        body=delivery.body,
-        message_id=delivery.message_id,
-        entry=delivery._part > 0,
-        stamp_ms=delivery.first_ms,
-    )

@@ -145,8 +145,8 @@ class Answers:
     park: Callable[[Delivery, Mapping[str, Header]], bool]
 
 
-class ClaimsOfRuns(Protocol):
-    """The claims on a consumer's deliveries, as far as runs that take too long have to do with them."""
+class LateRuns(Protocol):
+    """What runs that take too long are reported to: a consumer's claims and lanes."""
 
     def overran(self, deliveries: list[Delivery]) -> None:
         """Keep the claims of a run that goes on: its answer follows. On the loop."""
@@ -156,10 +156,10 @@ class ClaimsOfRuns(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimsByPost:
-    """`ClaimsOfRuns` for runs in threads. post: has a function called on the loop."""
+class LateRunsByPost:
+    """`LateRuns` for runs in threads. post: has a function called on the loop."""
 
-    claims: ClaimsOfRuns
+    claims: LateRuns
     post: Callable[[Callable[[], None]], object]
 
     def overran(self, deliveries: list[Delivery]) -> None:
@@ -222,7 +222,7 @@ class Handling:
         """Entered around each run with its job; None for no hooks."""
         self.around = None if chain is None else chain.handling
         self.on_overran: Callable[[Run[Job]], None] = lambda _run: None
-        self.claims: ClaimsOfRuns | None = None
+        self.claims: LateRuns | None = None
         """Set where deliveries are deduplicated; see `tick` and `ended_late`."""
         if faults := retry_faults(policy, answers_first, order):
             raise ConfigError("; ".join(faults))
@@ -230,7 +230,7 @@ class Handling:
         self._rule, self._order = rule_of(self._policy), order
         if order != "none":
             self._rule = self._rule._replace(limit_ms=round(PLACE_DELAY_S_MAX * 1000))
-        self._limit_s = checked_limit(time_limit_s)
+        checked_limit(time_limit_s)
         self._words, self._answers_first = words, answers_first
         self.limit_ns = None if time_limit_s is None else round(time_limit_s * 1e9)
         self.runs: Runs[Job] = Runs(self.limit_ns)
@@ -430,7 +430,10 @@ class Handling:
         for run in self.runs.overdue(now_ns):
             if self.claims is not None:
                 self.claims.overran(deliveries_of(run.item))
-            self.failed(run.item, TimeoutError(f"ran longer than its limit of {self._limit_s:g} s"))
+            self.failed(
+                run.item,
+                TimeoutError(f"ran longer than its limit of {(self.limit_ns or 0) / 1e9:g} s"),
+            )
             self.on_overran(run)
         self._warn_near(now_ns)
 
@@ -450,9 +453,9 @@ class Handling:
     @property
     def tick_s(self) -> float:
         """The seconds between calls of `tick`."""
-        if self._limit_s is None:
+        if self.limit_ns is None:
             return TICK_S
-        return min(TICK_S, max(TICK_MIN_S, self._limit_s / 10))
+        return min(TICK_S, max(TICK_MIN_S, self.limit_ns / 1e10))
 
     @property
     def may_replace(self) -> bool:

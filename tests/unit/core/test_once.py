@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from messagebus.core import claims, once
 from messagebus.core.claims import DONE, KEY_BYTES, PARKED, WAITING, Answer, Record, Rule, Turn
-from messagebus.core.once import CALM_MS, SEED_BYTES, Once, Orders
+from messagebus.core.once import CALM_MS, SEED_BYTES, Claims, Orders
 from tests.support.examples import examples
 
 LEASE_MS = 30_000
@@ -48,7 +48,8 @@ class Consumer:
         self.store, self.rule = store or Store(), rule
         self.store.consumers += 1
         seed = bytes([self.store.consumers]).ljust(SEED_BYTES, b"\0")
-        self.once: Once[str] = Once(rule, seed, **{"age_ms": lambda _item: 0, **options})
+        self.ages: dict[str, int] = options.pop("ages", {})
+        self.once: Claims[str] = Claims(rule, seed, **options)
 
     @property
     def now_ms(self) -> int:
@@ -58,7 +59,8 @@ class Consumer:
         self.store.now_ms += ms
 
     def arrived(self, *items: str) -> None:
-        self.once.arrived([(key_of(item), item) for item in items], self.now_ms)
+        ages = self.ages
+        self.once.arrived([(key_of(item), item, ages.get(item, 0)) for item in items], self.now_ms)
 
     def turn(self) -> Turn | None:
         return self.once.turn(self.now_ms)
@@ -297,7 +299,7 @@ def test_one_that_comes_again_in_its_place_goes_before_its_copies(granted: bool)
     assert consumer.took() == Orders(released=["a1"])
     if granted:
         assert consumer.talk() == Orders(hand_out=["a2"])
-    consumer.once.comes_again(key_of("a1"), "a1", consumer.now_ms)
+    consumer.once.comes_again(key_of("a1"), "a1", 0, consumer.now_ms)
     assert consumer.talk() == Orders(hand_out=["a1"])
     assert not consumer.once.may_start("a2", consumer.now_ms)
     assert consumer.once.may_start("a1", consumer.now_ms)
@@ -343,7 +345,7 @@ def test_one_that_comes_again_waits_for_a_copy_that_runs_by_now() -> None:
     consumer.once.given_back("a1")
     assert consumer.talk() == Orders(released=["a1"], hand_out=["a2"])
     assert consumer.once.may_start("a2", consumer.now_ms)
-    consumer.once.comes_again(key_of("a1"), "a1", consumer.now_ms)
+    consumer.once.comes_again(key_of("a1"), "a1", 0, consumer.now_ms)
     assert consumer.talk() == Orders()
     consumer.once.ended("a2")
     assert consumer.talk() == Orders(ack=["a2", "a1"])
@@ -820,7 +822,7 @@ def test_a_message_older_than_the_stores_memory_and_unknown_to_it_is_run_or_park
     park: bool,
 ) -> None:
     ages = {"a1": RULE.remember_ms, "b1": RULE.remember_ms + 1}
-    consumer = Consumer(park_too_old=park, age_ms=ages.__getitem__)
+    consumer = Consumer(park_too_old=park, ages=ages)
     consumer.arrived("a1", "b1")
     reason = "older than 86400 s, and unknown to the store"
     if park:
@@ -830,18 +832,22 @@ def test_a_message_older_than_the_stores_memory_and_unknown_to_it_is_run_or_park
     assert consumer.once.counters.too_old == 1
 
 
-def test_the_age_of_a_message_that_the_store_knows_is_not_asked_for() -> None:
-    store, asked = Store(), list[str]()
-
-    def age_ms(item: str) -> int:
-        asked.append(item)
-        return 1 << 40
-
+def test_a_message_that_the_store_knows_is_never_too_old() -> None:
+    store = Store()
     crashed(store, 1, "a1")
-    consumer = Consumer(store, age_ms=age_ms, park_too_old=True)
+    consumer = Consumer(store, ages={"a2": 1 << 40}, park_too_old=True)
     consumer.arrived("a2")
     assert consumer.talk() == Orders(hand_out=["a2"])
-    assert asked == []
+    assert consumer.once.counters.too_old == 0
+
+
+def test_a_message_grows_too_old_while_the_store_is_away() -> None:
+    consumer = Consumer(ages={"a1": RULE.remember_ms - 1_000}, park_too_old=True)
+    consumer.arrived("a1")
+    consumer.lose()
+    consumer.later(5_000)
+    orders = consumer.talk()
+    assert (orders.hand_out, [item for item, _why in orders.park]) == ([], ["a1"])
 
 
 # -- the store is away

@@ -52,7 +52,7 @@ async def test_a_client_without_any_broker_says_so_once_and_once_when_it_ends(
         outage = client._drivers.own.links.dialer.outage
     else:
         assert client._driver is not None
-        outage = client._driver._outage
+        outage = client._driver.links.outage
     await eventually_async(lambda: outage._dials > 3, within_s=WITHIN_S)
     assert len(lines(caplog, "no broker is reached")) == 1
     assert len(caplog.messages) == len(set(caplog.messages)), "no line comes twice"
@@ -96,7 +96,7 @@ async def test_a_consumer_whose_subscription_is_being_created_warns_of_nothing(
     async with bus.async_consumer("orders", subscription="new") as consumer:
         driver = consumer._driver
         assert driver is not None
-        await eventually_async(lambda: driver._outage._dials > 1, within_s=WITHIN_S)
+        await eventually_async(lambda: driver.links.outage._dials > 1, within_s=WITHIN_S)
         created.set()
         await eventually_async(consumer.keep_alive, within_s=WITHIN_S)
     assert lines(caplog, "broker is reached") == []

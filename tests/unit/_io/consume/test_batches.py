@@ -23,9 +23,10 @@ from messagebus import (
 )
 from messagebus._io.amqp.properties import ALONE, encode
 from messagebus._io.consume.batches import Gathering
-from messagebus._io.consume.dedup import _age_ms, dedup_id, dedup_id_of
+from messagebus._io.consume.dedup import dedup_id, dedup_id_of, id_and_age
 from messagebus._io.consume.runs import Batch
 from messagebus._io.hooks import add_headers
+from messagebus.clock import wall_ms
 from messagebus.core.claims import Answer, Rule, Turn, key_of
 from messagebus.core.deliveries import Ledgers, Receipt
 from messagebus.destination import Queue
@@ -130,6 +131,10 @@ def raw_delivery(message_id: bytes = b"id", **headers: Any) -> Delivery:
     return Delivery._arrived(ledger, 1, 0, SOURCE, False, time.monotonic_ns(), raw, b"", ALONE)
 
 
+def _age_ms(delivery: Delivery) -> int:
+    return id_and_age(delivery, wall_ms())[1]
+
+
 def test_a_message_is_as_old_as_its_first_publish() -> None:
     assert _age_ms(raw_delivery()) >= HOUR_S * 1000
     assert _age_ms(raw_delivery(mb_first_ms=time.time_ns() // 1_000_000)) < 60_000
@@ -206,6 +211,7 @@ def test_ids_of_other_clients_are_told_apart_by_their_bytes() -> None:
     raw_ids = [*counted, read_alike, b"\xff", b"\xff\xfe", b"plain"]
     seen = [dedup_id_of(raw_delivery(each)) for each in raw_ids]
     redriven = [dedup_id_of(raw_delivery(each, mb_redriven=1)) for each in raw_ids]
+    assert seen == [id_and_age(raw_delivery(each), wall_ms())[0] for each in raw_ids]
     keys = {key_of("orders/billing", each) for each in (*seen, *redriven)}
     assert len(keys) == 2 * len(raw_ids)
     assert (seen[5], seen[-1]) == ("\ufffd", "plain")

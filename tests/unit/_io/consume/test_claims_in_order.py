@@ -9,13 +9,16 @@ import pytest
 
 from messagebus import Subscription, Topic
 from messagebus._io.amqp.properties import ALONE
-from messagebus._io.consume.dedup import Deduplication
+from messagebus._io.consume.copies import CopiedAnswers
+from messagebus._io.consume.way import Way
+from messagebus.config import ConsumerConfig
 from messagebus.core.claims import Answer, Held, Rule, Turn, key_of
-from messagebus.core.deliveries import Ledger
+from messagebus.core.deliveries import Ledgers
 from messagebus.message import Delivery
 from messagebus.stores import Dedup
 from messagebus.stores.memory import MemoryStore
 from tests.support.eventually import eventually_async
+from tests.unit._io.consume.test_inbox import FakeCopies
 
 SOURCE = Subscription(Topic("orders"), "billing", single_active=True)
 DEAD = b"crashed!"
@@ -35,49 +38,49 @@ class Store(MemoryStore):
 
 
 class Consumer:
-    """A single active consumer; its handler ends at once. seen: ids that it handled, or acked unseen."""
-
-    in_order = True
+    """A single active consumer; its handler ends at once. handled: ids. waits: how many were deferred."""
 
     def __init__(self, broker: str, store: MemoryStore) -> None:
-        self.ledger, self.handled, self.seen = Ledger(broker, 1), list[str](), list[str]()
-        inbox: Any = self
-        self.dedup = Deduplication(
-            Dedup(store, lease_s=600),
+        self.ledger, self.handled = Ledgers().connected(broker), list[str]()
+        copies: Any = FakeCopies()
+        self.way = Way(
             SOURCE,
-            inbox,
-            chain=None,
-            on_turn=lambda: None,
-            on_back=lambda: None,
-            timeout_s=1800,
+            ConsumerConfig(),
+            CopiedAnswers(copies, self._turn),
+            dedup=Dedup(store, lease_s=600),
+            on_turn=self._turn,
+            on_ready=self._turn,
+            on_back=self._turn,
         )
-
-    def take_buffered(self) -> None:
-        return None
 
     def arrived(self, *ids: str) -> None:
         raws = [b"".join(pika.BasicProperties(message_id=each or None).encode()) for each in ids]
         made = Delivery._arrived
-        self.dedup.arrived(
+        self.ledger.delivered(range(1, len(ids) + 1))
+        self.way.first.arrived(
             self.ledger,
             [
                 made(self.ledger, tag, 0, SOURCE, False, 0, raw, b"", ALONE)
                 for tag, raw in enumerate(raws, 1)
             ],
         )
+        self._turn()
 
-    def hand_out(self, deliveries: list[Delivery]) -> None:
-        for delivery in deliveries:
-            assert self.dedup.may_start(delivery)
+    def _turn(self) -> None:
+        while (delivery := self.way.first.take()) is not None:
             self.handled.append(delivery.message_id)
-            self.dedup.ended(delivery, live=True)
+            assert self.way.first.ack(delivery)
+        assert self.way.claimed is not None
+        self.way.claimed.claims.talk()
 
-    def acked(self, delivery: Delivery) -> None:
-        self.seen.append(delivery.message_id)
+    @property
+    def waits(self) -> int:
+        return int(self.way.stats()["deferred"])
 
-    def ack_duplicate(self, delivery: Delivery) -> bool:
-        self.seen.append(delivery.message_id)
-        return True
+    @property
+    def owed(self) -> int:
+        """The number of deliveries without an answer: handled, or acked as duplicates, are the others."""
+        return self.ledger.owed
 
 
 @pytest.mark.guarantee("handled-once")
@@ -89,14 +92,12 @@ async def test_consumers_that_each_hold_what_the_other_one_needs_first_do_not_wa
     await shared.turn(Turn(claim=[key], token=DEAD), Dedup(shared, lease_s=600).rule)
     first, second = Consumer("mb1:5672", shared), Consumer("mb2:5672", Store(shared, ends="x"))
     first.arrived("x", "y")
-    await eventually_async(lambda: first.dedup._once.counters.deferred == 1, within_s=10)
+    await eventually_async(lambda: first.waits == 1, within_s=10)
     second.arrived("y", "x")
-    await eventually_async(
-        lambda: sorted(first.seen) == sorted(second.seen) == ["x", "y"], within_s=30
-    )
+    await eventually_async(lambda: first.owed == second.owed == 0, within_s=30)
     assert sorted(first.handled + second.handled) == ["x", "y"]
     for each in (first, second):
-        await each.dedup.finish(1)
+        await each.way.finish(1)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +116,9 @@ async def test_a_message_without_an_id_keeps_its_place_behind_those_that_wait_fo
     consumer = Consumer("mb1:5672", shared)
     consumer.arrived(*ids)
     if is_dead:
-        await eventually_async(lambda: consumer.dedup._once.counters.deferred == 1, within_s=10)
+        await eventually_async(lambda: consumer.waits == 1, within_s=10)
         assert consumer.handled == list(ids[: ids.index("x")])
         await shared.turn(Turn(release=[Held(key, DEAD)]), Dedup(shared, lease_s=600).rule)
     await eventually_async(lambda: len(consumer.handled) == len(ids), within_s=30)
     assert consumer.handled == list(ids)
-    await consumer.dedup.finish(1)
+    await consumer.way.finish(1)

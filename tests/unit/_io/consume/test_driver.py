@@ -140,7 +140,7 @@ async def test_a_subscription_that_nobody_had_declared_is_named_when_its_consume
         withdraw=nothing,
     )
     driver.start()
-    assert await driver.wait_until(lambda: driver.registration is not None, WAIT_S)
+    assert await driver.wait_until(lambda: driver.registering.registration is not None, WAIT_S)
     await driver.stop(0)
     created = [each for each in caplog.messages if "created source=orders/biling" in each]
     assert len(created) == lines
@@ -172,9 +172,9 @@ async def test_of_a_removed_broker_a_single_active_consumer_finishes_what_it_has
     assert await first.wait_until(lambda: _owed(first) == 4, WAIT_S)
     second.start()
     try:
-        assert await second.wait_until(second.is_attached_to_all, WAIT_S)
+        assert await second.wait_until(second.links.is_attached_to_all, WAIT_S)
         held = [first.take(), first.take()]
-        first._on_list(_listed("mb2:5672"))
+        first.links.listed(_listed("mb2:5672"))
         _put(brokers, queue, 4, 6)
         assert await first.wait_until(lambda: _owed(first) == 6, WAIT_S), "not cancelled"
         held += [first.take(), first.take()]
@@ -239,7 +239,7 @@ async def test_brokers_that_swallow_their_dials_do_not_keep_others_from_being_di
     )
     driver.start()
     try:
-        assert await driver.wait_until(driver.is_attached_to_one, WAIT_S)
+        assert await driver.wait_until(driver.links.is_attached_to_one, WAIT_S)
         assert [
             broker for broker, each in driver.stats().brokers.items() if each.state == "open"
         ] == ["mb99:5672"]

@@ -15,8 +15,11 @@ from messagebus._io.amqp.copy_headers import counted
 from messagebus._io.amqp.frames import TOO_LONG, Arrived
 from messagebus._io.amqp.properties import encode
 from messagebus._io.amqp.properties import encode_entry as properties_of
-from messagebus._io.consume.copies import Original, Stored
+from messagebus._io.consume.copies import CopiedAnswers, Original, Stored
 from messagebus._io.consume.inbox import HEADERS_TOO_LONG, Inbox
+from messagebus._io.consume.way import Way
+from messagebus.config import ConsumerConfig
+from messagebus.consumer import Order
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.message import Delivery, Message
 from tests.support.eventually import eventually_async
@@ -87,9 +90,21 @@ class FakeCopies:
 
 
 class Bench:
-    def __init__(self, source: Source | None = None) -> None:
+    def __init__(self, source: Source | None = None, order: Order = "none") -> None:
         self.copies, self.transport, self.turns = FakeCopies(), FakeTransport(), 0
-        self.inbox = Inbox(source or Queue("jobs"), 100, self.copies, self._turn)  # type: ignore[arg-type]
+        answers = CopiedAnswers(self.copies, self._turn)  # type: ignore[arg-type]
+        config = ConsumerConfig(handed_out_max=100, prefetch=100, order=order)
+        source = source or Queue("jobs")
+        self.way = Way(
+            source,
+            config,
+            answers,
+            on_turn=self._turn,
+            on_ready=self._turn,
+            on_back=self._turn,
+        )
+        self.stage, self.counters = self.way.first, self.way.counters
+        self.inbox = Inbox(source, self.way, answers, self._turn)
         self.epoch = self.inbox.connected(MB1, self.transport)  # type: ignore[arg-type]
 
     def relink(self) -> None:
@@ -112,7 +127,7 @@ class Bench:
 
     def taken(self) -> list[Delivery]:
         found = []
-        while (delivery := self.inbox.take()) is not None:
+        while (delivery := self.stage.take()) is not None:
             found.append(delivery)
         return found
 
@@ -122,7 +137,7 @@ async def test_acks_of_one_turn_go_together() -> None:
     for tag in range(1, 6):
         bench.transport.on_contents([(tag, False, PLAIN, b"")])
     for delivery in bench.taken():
-        bench.inbox.ack(delivery)
+        bench.stage.ack(delivery)
     bench.inbox.flush()
     assert bench.transport.acks == [(5, True)]
 
@@ -140,7 +155,7 @@ async def test_a_copy_that_fails_leaves_the_batch_to_be_delivered_again() -> Non
     bench.copies.works = False
     bench.batch(1, b"a")
     (only,) = bench.taken()
-    bench.inbox.nack(only, requeue=True)
+    bench.stage.nack(only, requeue=True)
     await bench.inbox.finish(1)
     assert bench.transport.acks == []
     assert bench.inbox.owed(MB1) == 1
@@ -155,16 +170,16 @@ async def test_a_damaged_batch_is_parked_whole_and_the_next_delivery_comes() -> 
     ((body, reason),) = bench.copies.parked
     assert body == b"nonsense"
     assert reason.startswith("damaged batch: entry 1")
-    assert bench.inbox.counters.batches_damaged == 1
+    assert bench.counters.batches_damaged == 1
 
 
 async def test_at_the_end_only_the_rest_of_half_answered_batches_is_copied() -> None:
     bench = Bench()
     bench.batch(1, b"a", b"b", b"c")
     bench.batch(2, b"untouched", b"as well")
-    bench.inbox.ack(bench.taken()[1])
+    bench.stage.ack(bench.taken()[1])
     bench.inbox.close()
-    assert bench.inbox.take() is None
+    assert bench.stage.take() is None
     await bench.inbox.finish(1)
     assert sorted(bench.copies.given_back) == [b"a", b"c"]
     assert bench.transport.acks == [(1, False)]
@@ -178,21 +193,21 @@ async def test_a_retry_is_answered_when_its_copy_is_stored_and_holds_its_place_u
     bench.transport.on_contents([(tag, False, PLAIN, b"%d" % tag) for tag in (1, 2)])
     first, second = bench.taken()
     retrying = asyncio.ensure_future(
-        bench.inbox.retry(first, delay_ms=5, headers={"mb-attempt": 2})
+        bench.stage.retry(first, delay_ms=5, headers={"mb-attempt": 2})
     )
     await asyncio.sleep(0)
-    assert not bench.inbox.ack(first), "it is being answered"
-    assert not await bench.inbox.park(first, headers={})
-    assert bench.inbox.ack(second)
+    assert not bench.stage.ack(first), "it is being answered"
+    assert not await bench.stage.park(first, headers={})
+    assert bench.stage.ack(second)
     bench.inbox.flush()
     assert bench.transport.acks == [(2, False)]
-    assert bench.inbox.handed_out == 1
+    assert bench.way.plain.handed_out == 1
     bench.copies.gate.set()
     assert await retrying
     assert bench.transport.acks == [(2, False), (1, False)]
     assert bench.copies.later == [(b"1", 5, {"mb-attempt": 2})]
-    assert (bench.inbox.handed_out, bench.inbox.counters.retried) == (0, 1)
-    assert bench.inbox.counters.acks_stale == 2
+    assert (bench.way.plain.handed_out, bench.counters.retried) == (0, 1)
+    assert bench.counters.acks_stale == 2
 
 
 async def test_a_copy_goes_on_when_nobody_waits_for_it_any_more() -> None:
@@ -200,12 +215,12 @@ async def test_a_copy_goes_on_when_nobody_waits_for_it_any_more() -> None:
     bench.copies.gate = asyncio.Event()
     bench.transport.on_contents([(1, False, PLAIN, b"x")])
     (only,) = bench.taken()
-    parking = asyncio.ensure_future(bench.inbox.park(only, headers={"mb-park-reason": "why"}))
+    parking = asyncio.ensure_future(bench.stage.park(only, headers={"mb-park-reason": "why"}))
     await asyncio.sleep(0)
     parking.cancel()
     bench.copies.gate.set()
     await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
-    assert (bench.inbox.counters.parked, bench.inbox.handed_out) == (1, 0)
+    assert (bench.counters.parked, bench.way.plain.handed_out) == (1, 0)
 
 
 async def test_a_link_that_ends_meanwhile_makes_the_answer_stale() -> None:
@@ -213,13 +228,13 @@ async def test_a_link_that_ends_meanwhile_makes_the_answer_stale() -> None:
     bench.copies.gate = asyncio.Event()
     bench.transport.on_contents([(1, False, PLAIN, b"x")])
     (only,) = bench.taken()
-    retrying = asyncio.ensure_future(bench.inbox.retry(only, delay_ms=5, headers={}))
+    retrying = asyncio.ensure_future(bench.stage.retry(only, delay_ms=5, headers={}))
     await asyncio.sleep(0)
     bench.inbox.disconnected(MB1)
     bench.copies.gate.set()
     assert not await retrying
-    assert (bench.inbox.counters.acks_stale, bench.inbox.counters.retried) == (1, 0)
-    assert bench.inbox.handed_out == 0
+    assert (bench.counters.acks_stale, bench.counters.retried) == (1, 0)
+    assert bench.way.plain.handed_out == 0
 
 
 async def test_what_cannot_be_copied_is_left_to_the_broker() -> None:
@@ -227,7 +242,7 @@ async def test_what_cannot_be_copied_is_left_to_the_broker() -> None:
     bench.copies.cannot = True
     bench.transport.on_contents([(1, False, PLAIN, b"x")])
     (only,) = bench.taken()
-    assert await bench.inbox.park(only, headers={"mb-park-reason": "why"})
+    assert await bench.stage.park(only, headers={"mb-park-reason": "why"})
     assert (bench.transport.acks, bench.transport.nacks) == ([], [(1, False)])
     assert bench.inbox.owed(MB1) == 0
 
@@ -238,7 +253,7 @@ async def test_what_fails_while_a_copy_is_made_reaches_who_waits_and_leaves_noth
 ) -> None:
     bench = Bench()
     bench.transport.on_contents([(1, False, PLAIN, b"a")])
-    delivery = bench.inbox.take()
+    delivery = bench.stage.take()
     assert delivery is not None
 
     async def fails(*_: object, **__: object) -> Stored:
@@ -247,13 +262,13 @@ async def test_what_fails_while_a_copy_is_made_reaches_who_waits_and_leaves_noth
     monkeypatch.setattr(bench.copies, "again", fails)
     monkeypatch.setattr(bench.copies, "park", fails)
     if how == "retry":
-        answering = bench.inbox.retry(delivery, delay_ms=1_000, headers={})
+        answering = bench.stage.retry(delivery, delay_ms=1_000, headers={})
     else:
-        answering = bench.inbox.park(delivery, headers={})
+        answering = bench.stage.park(delivery, headers={})
     with pytest.raises(OverflowError):
         await asyncio.wait_for(answering, 60)
     assert bench.transport.nacks == [(1, False)]
-    assert (bench.inbox.owed(MB1), bench.inbox.handed_out) == (0, 0)
+    assert (bench.inbox.owed(MB1), bench.way.plain.handed_out) == (0, 0)
 
 
 def came_out_of_a_step(**death: Any) -> bytes:
@@ -272,10 +287,10 @@ async def test_what_left_its_step_too_early_waits_on_and_what_is_too_late_is_par
     await eventually_async(lambda: bench.inbox.owed(MB1) == 1, within_s=5)
     assert bench.copies.later == [(b"early", 1_800, {"mb-ttl-ms": 200})]
     assert bench.copies.parked == [(b"late", "expired")]
-    delivery = bench.inbox.take()
+    delivery = bench.stage.take()
     assert delivery is not None
     assert delivery.body == b"now"
-    assert bench.inbox.take() is None
+    assert bench.stage.take() is None
 
 
 async def test_a_message_whose_headers_were_passed_over_is_parked_by_a_copy_of_its_body() -> None:
@@ -284,7 +299,7 @@ async def test_a_message_whose_headers_were_passed_over_is_parked_by_a_copy_of_i
     bench.transport.on_contents([(1, False, TOO_LONG, b"huge"), (2, False, PLAIN, b"next")])
     await eventually_async(lambda: bench.inbox.owed(MB1) == 1, within_s=5)
     assert bench.copies.parked == [(b"huge", HEADERS_TOO_LONG)]
-    delivery = bench.inbox.take()
+    delivery = bench.stage.take()
     assert delivery is not None
     assert delivery.body == b"next"
 
@@ -333,15 +348,15 @@ async def test_a_batch_with_a_part_that_cannot_be_copied_is_rejected_whole_and_n
     bench.transport.on_contents([(2, False, PLAIN, b"")])
     first, second, third, alone = bench.taken()
     bench.copies.cannot = True
-    assert await bench.inbox.park(first, headers={"mb-park-reason": "why"})
+    assert await bench.stage.park(first, headers={"mb-park-reason": "why"})
     bench.copies.cannot = False
-    assert await bench.inbox.park(second, headers={"mb-park-reason": "why"})
+    assert await bench.stage.park(second, headers={"mb-park-reason": "why"})
     assert (bench.transport.acks, bench.transport.nacks, bench.inbox.owed(MB1)) == ([], [], 2)
-    assert bench.inbox.ack(third)
-    assert bench.inbox.ack(alone)
+    assert bench.stage.ack(third)
+    assert bench.stage.ack(alone)
     bench.inbox.flush()
     assert (bench.transport.acks, bench.transport.nacks) == ([(2, False)], [(1, False)])
-    assert (bench.inbox.owed(MB1), bench.inbox.handed_out) == (0, 0)
+    assert (bench.inbox.owed(MB1), bench.way.plain.handed_out) == (0, 0)
 
 
 # Giving back untouched.
@@ -351,7 +366,7 @@ LONG_AGO, FAR_AHEAD = 0, 1 << 62
 async def test_what_was_never_handed_out_is_given_back_in_order() -> None:
     bench = Bench()
     bench.transport.on_contents([(tag, False, PLAIN, b"") for tag in (1, 2, 3, 4)])
-    held, unseen = bench.inbox.take(), bench.inbox.take()
+    held, unseen = bench.stage.take(), bench.stage.take()
     assert held is not None
     assert unseen is not None
     oldest = bench.inbox.oldest(MB1)
@@ -359,11 +374,11 @@ async def test_what_was_never_handed_out_is_given_back_in_order() -> None:
     assert oldest.receipt.tag == 3
     assert bench.inbox.give_back(MB1, [unseen], LONG_AGO) == 3
     assert bench.transport.nacks == [(2, True), (3, True), (4, True)]
-    assert (bench.inbox.owed(MB1), bench.inbox.handed_out, bench.inbox.buffered) == (1, 1, 0)
-    assert bench.inbox.counters.given_back == 3
+    assert (bench.inbox.owed(MB1), bench.way.plain.handed_out, bench.stage.buffered()) == (1, 1, 0)
+    assert bench.counters.given_back == 3
     bench.relink()
     assert bench.inbox.give_back(MB1, [held], LONG_AGO) == 0
-    assert (bench.transport.nacks, bench.inbox.handed_out) == ([], 0)
+    assert (bench.transport.nacks, bench.way.plain.handed_out) == ([], 0)
 
 
 async def test_of_a_batch_that_somebody_has_begun_nothing_is_given_back_while_there_is_time() -> (
@@ -372,7 +387,7 @@ async def test_of_a_batch_that_somebody_has_begun_nothing_is_given_back_while_th
     bench = Bench()
     bench.batch(1, b"a", b"b")
     bench.batch(2, b"c", b"d")
-    first = bench.inbox.take()
+    first = bench.stage.take()
     assert first is not None
     assert bench.inbox.give_back(MB1, [], LONG_AGO) == 2
     assert bench.transport.nacks == [(2, True)]
@@ -383,12 +398,12 @@ async def test_a_batch_of_which_parts_were_handed_out_unseen_is_given_back_once_
     bench = Bench()
     bench.batch(1, b"a", b"b", b"c")
     bench.batch(2, b"d", b"e")
-    taken = [bench.inbox.take() for _ in range(2)]
+    taken = [bench.stage.take() for _ in range(2)]
     unseen = [each for each in taken if each is not None]
     assert bench.inbox.give_back(MB1, unseen, LONG_AGO) == 5
     assert bench.transport.nacks == [(1, True), (2, True)]
-    assert (bench.inbox.owed(MB1), bench.inbox.handed_out, bench.inbox.buffered) == (0, 0, 0)
-    assert not bench.inbox.ack(unseen[0])
+    assert (bench.inbox.owed(MB1), bench.way.plain.handed_out, bench.stage.buffered()) == (0, 0, 0)
+    assert not bench.stage.ack(unseen[0])
     await bench.inbox.finish(1)
 
 
@@ -397,15 +412,15 @@ async def test_before_the_consumer_timeout_the_rest_of_a_begun_batch_is_copied_a
 ):
     bench = Bench()
     bench.batch(1, b"a", b"b", b"c", b"d")
-    answered, running, unseen = (bench.inbox.take() for _ in range(3))
+    answered, running, unseen = (bench.stage.take() for _ in range(3))
     assert answered is not None
     assert running is not None
     assert unseen is not None
-    bench.inbox.ack(answered)
+    bench.stage.ack(answered)
     assert bench.inbox.give_back(MB1, [unseen], FAR_AHEAD) == 2
     await eventually_async(lambda: bench.copies.given_back == [b"c", b"d"], within_s=5)
-    assert (bench.transport.acks, bench.transport.nacks, bench.inbox.handed_out) == ([], [], 1)
-    bench.inbox.ack(running)
+    assert (bench.transport.acks, bench.transport.nacks, bench.way.plain.handed_out) == ([], [], 1)
+    bench.stage.ack(running)
     bench.inbox.flush()
     assert bench.transport.acks == [(1, False)]
 
@@ -414,7 +429,7 @@ async def test_what_runs_on_until_the_consumer_timeout_does_not_multiply_what_wa
     bench = Bench()
     bench.batch(1, b"a", b"b")
     bench.batch(2, b"c")
-    running = bench.inbox.take()
+    running = bench.stage.take()
     assert running is not None
     bench.inbox.give_back(MB1, [], FAR_AHEAD)
     bench.inbox.finish_batches(LONG_AGO)
@@ -422,8 +437,8 @@ async def test_what_runs_on_until_the_consumer_timeout_does_not_multiply_what_wa
     bench.inbox.finish_batches(FAR_AHEAD)
     await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
     assert sorted(bench.copies.given_back) == [b"a", b"b"]
-    assert not bench.inbox.ack(running)
-    assert bench.inbox.handed_out == 0
+    assert not bench.stage.ack(running)
+    assert bench.way.plain.handed_out == 0
 
 
 def worn(count: int, **properties: str) -> bytes:
@@ -450,7 +465,7 @@ async def test_what_came_back_too_often_and_nobody_saw_begins_anew_as_a_copy(
     bench = Bench(Queue("jobs", delivery_limit=limit))
     bench.transport.on_contents([(1, True, worn(count), b"alone"), (2, True, worn(count), b"seen")])
     bench.batch(3, b"a", b"b", raw=worn(count, content_type=BATCH_TYPE))
-    unseen, _seen, part = (bench.inbox.take() for _ in range(3))
+    unseen, _seen, part = (bench.stage.take() for _ in range(3))
     untouched = [each for each in (unseen, part) if each is not None]
     if ends:
         bench.inbox.close(untouched)
@@ -460,7 +475,7 @@ async def test_what_came_back_too_often_and_nobody_saw_begins_anew_as_a_copy(
         bench.inbox.give_back(MB1, untouched, LONG_AGO)
         await asyncio.sleep(0.01)
         assert bench.transport.nacks == ([] if is_copied else [(1, True), (3, True)])
-    assert bench.inbox.handed_out == 1
+    assert bench.way.plain.handed_out == 1
     assert len(bench.copies.given_back) == (2 if is_copied else 0)
     assert bench.transport.acks == ([(1, False), (3, False)] if is_copied else [])
 
@@ -481,14 +496,14 @@ ORDERED = Subscription(Topic("orders"), "billing", single_active=True)
 async def test_what_arrives_at_a_link_that_is_to_end_is_not_handed_out_and_not_answered() -> None:
     bench = Bench(ORDERED)
     bench.transport.on_contents([(1, False, PLAIN, b""), (2, False, PLAIN, b"")])
-    first = bench.inbox.take()
+    first = bench.stage.take()
     assert first is not None
     bench.inbox.shut(MB1)
     bench.transport.on_contents([(3, False, PLAIN, b"")])
     (second,) = bench.taken()
-    bench.inbox.ack(first)
+    bench.stage.ack(first)
     assert bench.inbox.holds(MB1)
-    bench.inbox.ack(second)
+    bench.stage.ack(second)
     assert not bench.inbox.holds(MB1)
     assert bench.inbox.owed(MB1) == 1
 
@@ -497,12 +512,12 @@ async def test_what_is_kept_back_stays_owed_and_only_what_is_in_hand_is_waited_f
     bench = Bench(ORDERED)
     bench.copies.gate = asyncio.Event()
     bench.transport.on_contents([(tag, False, PLAIN, b"") for tag in (1, 2, 3)])
-    first, unseen = bench.inbox.take(), bench.inbox.take()
+    first, unseen = bench.stage.take(), bench.stage.take()
     assert first is not None
     assert unseen is not None
     bench.inbox.keep_back(MB1, [unseen])
-    assert (bench.inbox.handed_out, bench.taken(), bench.inbox.owed(MB1)) == (1, [], 3)
-    parking = asyncio.ensure_future(bench.inbox.park(first, headers={"mb-park-reason": "why"}))
+    assert (bench.way.plain.handed_out, bench.taken(), bench.inbox.owed(MB1)) == (1, [], 3)
+    parking = asyncio.ensure_future(bench.stage.park(first, headers={"mb-park-reason": "why"}))
     await asyncio.sleep(0)
     assert bench.inbox.holds(MB1)
     bench.copies.gate.set()
@@ -514,9 +529,9 @@ async def test_what_is_kept_back_stays_owed_and_only_what_is_in_hand_is_waited_f
 async def test_where_order_is_all_a_half_answered_batch_is_left_owed_at_the_end() -> None:
     bench = Bench(ORDERED)
     bench.batch(1, b"a", b"b")
-    first = bench.inbox.take()
+    first = bench.stage.take()
     assert first is not None
-    bench.inbox.ack(first)
+    bench.stage.ack(first)
     bench.inbox.close()
     await bench.inbox.finish(1)
     assert (bench.copies.given_back, bench.inbox.owed(MB1)) == ([], 1)
@@ -525,12 +540,12 @@ async def test_where_order_is_all_a_half_answered_batch_is_left_owed_at_the_end(
 async def test_of_a_batch_that_comes_again_what_was_answered_is_not_handed_out_again() -> None:
     bench = Bench()
     bench.batch(1, b"a", b"b", b"c")
-    bench.inbox.ack(bench.taken()[1])
+    bench.stage.ack(bench.taken()[1])
     bench.relink()
     bench.batch(1, b"a", b"b", b"c", redelivered=True)
     again = bench.taken()
     assert [each.body for each in again] == [b"a", b"c"]
-    assert all(bench.inbox.ack(each) for each in again)
+    assert all(bench.stage.ack(each) for each in again)
     bench.inbox.flush()
     assert bench.transport.acks == [(1, False)]
     bench.batch(2, b"a", b"b", b"c")

@@ -12,11 +12,12 @@ import pytest
 from messagebus import Receipt
 from messagebus._io.amqp.properties import encode
 from messagebus._io.consume import run_on_loop
-from messagebus._io.consume.ordering import Ordering, key_of
+from messagebus._io.consume.ordered import key_of
 from messagebus._io.consume.run_in_threads import AHEAD, Bridge
 from messagebus._io.consume.run_on_loop import LoopWatch, _watches, watched
 from messagebus._io.consume.runs import PARK_KEY, STOP_MS
 from messagebus._io.loop import starved_s
+from messagebus.consumer import Order
 from messagebus.core.parking import REDRIVEN
 from messagebus.destination import Queue
 from messagebus.handling import park_headers, retry_headers
@@ -30,11 +31,11 @@ WITHIN_S = 60.0
 class OrderedBench(Bench):
     """An inbox whose deliveries are ordered. runs_handlers: each delivery has an end."""
 
-    def __init__(self, order: str = "key", *, runs_handlers: bool = True) -> None:
-        super().__init__(Queue("jobs"))
-        self.order = Ordering(order, self.inbox, None, self._turn)
+    def __init__(self, order: Order = "key", *, runs_handlers: bool = True) -> None:
+        super().__init__(Queue("jobs"), order)
+        assert self.way.ordered is not None
+        self.order = self.way.ordered
         self.order.runs_handlers = runs_handlers
-        self.inbox.keep_order(self.order)
 
     def arrive(self, *names: str, first: int = 1) -> None:
         """Deliver ``key:body`` each, with tags from `first`."""
@@ -60,11 +61,11 @@ async def test_what_handlers_run_of_a_lost_link_keeps_its_key_until_it_ends() ->
     bench.relink()
     bench.arrive("a1", "a2", "b1")
     assert bench.bodies() == []
-    assert not bench.inbox.ack(other)
+    assert not bench.stage.ack(other)
     assert bench.bodies() == ["b1"]
-    assert not await bench.inbox.retry(first, delay_ms=0, headers={})
+    assert not await bench.stage.retry(first, delay_ms=0, headers={})
     assert bench.bodies() == ["a1"]
-    assert bench.inbox.counters.acks_stale == 2
+    assert bench.counters.acks_stale == 2
 
 
 async def test_whoever_waits_hears_of_what_a_stale_answer_lets_out() -> None:
@@ -74,9 +75,9 @@ async def test_whoever_waits_hears_of_what_a_stale_answer_lets_out() -> None:
     bench.relink()
     bench.arrive("a1", "b1", "c1")
     for end in (
-        lambda: bench.inbox.never_seen([first]),
-        lambda: bench.inbox.ack(second),
-        lambda: bench.inbox.nack(third, requeue=True),
+        lambda: bench.stage.never_seen([first]),
+        lambda: bench.stage.ack(second),
+        lambda: bench.stage.nack(third, requeue=True),
     ):
         turns = bench.turns
         end()
@@ -96,12 +97,12 @@ async def test_without_handlers_nobody_may_answer_what_a_lost_link_left() -> Non
 async def test_what_nobody_saw_of_a_lost_link_keeps_no_key() -> None:
     bench = OrderedBench()
     bench.arrive("a1", "a2", "b1")
-    (first,) = (bench.inbox.take(),)
+    (first,) = (bench.stage.take(),)
     assert first is not None
     bench.relink()
     bench.arrive("b1")
     assert bench.bodies() == ["b1"]
-    bench.inbox.never_seen([first])
+    bench.stage.never_seen([first])
     bench.arrive("a1", first=2)
     assert bench.bodies() == ["a1"]
 
@@ -110,10 +111,10 @@ async def test_a_retry_rests_in_place_with_its_attempt_and_leaves_no_copy() -> N
     bench = OrderedBench()
     bench.arrive("a1", "a2")
     (first,) = bench.taken()
-    assert await bench.inbox.retry(first, delay_ms=1_000, headers=again(first))  # type: ignore[arg-type]
+    assert await bench.stage.retry(first, delay_ms=1_000, headers=again(first))  # type: ignore[arg-type]
     assert bench.bodies() == []
     assert bench.order.stats()["keys_resting"] == 1
-    bench.order.put_forward(1_000)
+    bench.way.put_forward(1_000)
     (found,) = bench.taken()
     assert (found.body, found.attempt) == (b"a1", 2)
     assert (bench.copies.later, bench.copies.given_back, bench.transport.nacks) == ([], [], [])
@@ -124,18 +125,19 @@ async def test_a_rest_ends_by_itself() -> None:
     bench.arrive("a1")
     (first,) = bench.taken()
     turns = bench.turns
-    assert bench.inbox.nack(first, requeue=True)
+    assert bench.stage.nack(first, requeue=True)
     await eventually_async(lambda: bench.turns > turns, within_s=WITHIN_S)
     (found,) = bench.taken()
     assert (found.body, found.attempt) == (b"a1", 1)
-    bench.order.stop()
+    bench.way.stop()
 
 
 async def test_a_rejected_one_is_a_gap_and_the_next_goes_on() -> None:
     bench = OrderedBench()
     bench.arrive("a1", "a2")
     (first,) = bench.taken()
-    assert bench.inbox.nack(first, requeue=False)
+    assert bench.stage.nack(first, requeue=False)
+    bench.inbox.flush()
     assert (bench.bodies(), bench.order.gaps, bench.transport.nacks) == (["a2"], 1, [(1, False)])
 
 
@@ -146,7 +148,7 @@ async def test_a_parked_key_is_lifted_by_the_header_of_a_redriven_message_and_by
     bench.arrive("a1")
     (first,) = bench.taken()
     headers = {**park_headers(first, "failed", ""), PARK_KEY: True}
-    assert await bench.inbox.park(first, headers=headers)
+    assert await bench.stage.park(first, headers=headers)
     words = Message(body=b"", key="a", correlation_id=REDRIVEN, headers={"n": REDRIVEN})
     bench.transport.on_contents([(2, False, encode(words, "a2", 17), b"a2")])
     assert (bench.bodies(), bench.order.keyed.parked) == ([], 1)
@@ -163,9 +165,9 @@ async def test_what_is_parked_over_a_lost_link_is_no_gap_and_runs_again_before_i
     bench.arrive("a1", "a2")
     if answer == "park":
         headers = {**park_headers(first, "failed", ""), PARK_KEY: True}
-        assert not await bench.inbox.park(first, headers=headers)
+        assert not await bench.stage.park(first, headers=headers)
     else:
-        assert not bench.inbox.nack(first, requeue=False)
+        assert not bench.stage.nack(first, requeue=False)
     assert bench.bodies() == ["a1"]
     assert (bench.order.gaps, bench.order.keyed.parked) == (0, 0)
 
@@ -178,7 +180,7 @@ async def test_the_next_of_a_key_waits_until_the_copy_of_a_parked_one_is_stored(
     bench.copies.gate, bench.copies.works = asyncio.Event(), stored
     bench.arrive("a1", "a2")
     (first,) = bench.taken()
-    parking = asyncio.create_task(bench.inbox.park(first, headers=park_headers(first, "why", "")))
+    parking = asyncio.create_task(bench.stage.park(first, headers=park_headers(first, "why", "")))
     await eventually_async(lambda: bench.copies.parked, within_s=WITHIN_S)
     assert bench.bodies() == []
     bench.copies.gate.set()
@@ -190,7 +192,7 @@ async def test_a_stopped_key_goes_back_with_its_link_and_holds_it_not() -> None:
     bench = OrderedBench()
     bench.arrive("a1", "a2")
     (first,) = bench.taken()
-    assert await bench.inbox.retry(first, delay_ms=STOP_MS, headers=again(first))  # type: ignore[arg-type]
+    assert await bench.stage.retry(first, delay_ms=STOP_MS, headers=again(first))  # type: ignore[arg-type]
     assert bench.order.stats()["keys_stopped"] == 1
     assert not bench.inbox.holds(MB1)
     oldest = bench.inbox.oldest(MB1)
@@ -203,10 +205,10 @@ async def test_what_fails_after_its_link_is_to_be_let_go_goes_back_in_its_place(
     first, other = bench.taken()
     bench.inbox.keep_back(MB1, [])
     assert bench.inbox.holds(MB1)
-    assert bench.inbox.nack(first, requeue=True)
-    bench.inbox.ack(other)
+    assert bench.stage.nack(first, requeue=True)
+    bench.stage.ack(other)
     assert not bench.inbox.holds(MB1)
-    assert (bench.bodies(), bench.inbox.buffered) == ([], 0)
+    assert (bench.bodies(), bench.stage.buffered()) == ([], 0)
 
 
 async def test_a_key_is_read_where_it_is_first_behind_other_headers_and_in_a_decoded_message() -> (
@@ -217,7 +219,7 @@ async def test_a_key_is_read_where_it_is_first_behind_other_headers_and_in_a_dec
     behind = encode(Message(body=b"", key="k", headers={"tenant": "x"}), "2", 17)
     bench.transport.on_contents([(1, False, plain, b""), (2, False, behind, b"")])
     (first,) = bench.taken()
-    bench.inbox.ack(first)
+    bench.stage.ack(first)
     (second,) = bench.taken()
     assert (key_of(first), key_of(second), second.message.key) == ("k", "k", "k")
     assert key_of(second) == "k"

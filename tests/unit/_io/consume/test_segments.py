@@ -39,7 +39,7 @@ async def test_every_consumer_may_hold_the_same_number_of_a_segment() -> None:
             )
             consumer.rest(prefetch=3)
             assert consumer._driver is not None
-            assert consumer._driver._prefetch == SEGMENT_PREFETCH
+            assert consumer._driver.links.prefetch == SEGMENT_PREFETCH
 
 
 async def test_a_lost_channel_of_one_segment_leaves_the_others_alone() -> None:
@@ -47,15 +47,15 @@ async def test_a_lost_channel_of_one_segment_leaves_the_others_alone() -> None:
     async with bus.async_consumer("orders", subscription="billing", order="key") as consumer:
         driver = consumer._driver
         assert driver is not None
-        await eventually_async(lambda: len(driver._links) == 2, within_s=WITHIN_S)
-        name, other = sorted(driver._links)
+        await eventually_async(lambda: len(driver.links.links) == 2, within_s=WITHIN_S)
+        name, other = sorted(driver.links.links)
         assert broker_of(name) != broker_of(other)
-        kept, link = driver._links[other], driver._links[name]
+        kept, link = driver.links.links[other], driver.links.links[name]
         link.abort()
         await eventually_async(
-            lambda: driver._links.get(name) not in (None, link), within_s=WITHIN_S
+            lambda: driver.links.links.get(name) not in (None, link), within_s=WITHIN_S
         )
-        assert driver._links[other] is kept
+        assert driver.links.links[other] is kept
 
 
 async def test_a_member_lets_go_what_is_more_than_its_share_and_loses_no_order() -> None:
