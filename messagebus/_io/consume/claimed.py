@@ -101,7 +101,7 @@ class RunClaims:
         """
         pending, key_of = self.pending.setdefault(ledger, {}), self._key_of
         known, free = [], []
-        now_ms = time.time_ns() // 1_000_000  # `wall_ms` written out: each read passes here
+        now_ms = wall_ms()
         for delivery in deliveries:
             message_id, age_ms = id_and_age(delivery, now_ms)
             if message_id:
@@ -183,7 +183,7 @@ class RunClaims:
             or not self.machine.holds(delivery)  # a run that overran has ended since
         ):
             return
-        await self._told(self.machine.given_back, delivery)
+        await self._tell_and_wait(self.machine.given_back, delivery)
 
     async def parked(self, delivery: Delivery, stored: bool) -> None:
         """Tell that a copy is in the parking queue, and return when the store knows. stored: it is."""
@@ -192,9 +192,9 @@ class RunClaims:
             self.give_back(delivery)
         elif not self._has_no_id(delivery) and self.machine.holds(delivery):
             self._overran.discard(delivery)
-            await self._told(self.machine.parked, delivery)
+            await self._tell_and_wait(self.machine.parked, delivery)
 
-    async def _told(self, end: Callable[[Delivery], None], delivery: Delivery) -> None:
+    async def _tell_and_wait(self, end: Callable[[Delivery], None], delivery: Delivery) -> None:
         """Tell the store this end of a run, and return when it knows."""
         waiter = self._waiters[delivery] = self._loop.create_future()
         end(delivery)
@@ -202,7 +202,7 @@ class RunClaims:
         self.talk()
         await waiter
 
-    def is_waited_for(self, delivery: Delivery) -> bool:
+    def end_wait(self, delivery: Delivery) -> bool:
         """Let whoever waits go on, now that the end of a delivery is stored. False: nobody waits."""
         waiter = self._waiters.pop(delivery, None)
         if waiter is not None and not waiter.done():
@@ -300,7 +300,7 @@ class RunClaims:
     def stats(self) -> dict[str, Any]:
         """Return the fields of `ConsumerStats` about deduplication."""
         counters, away_ms = self.machine.counters, self.machine.away_ms(monotonic_ms())
-        away = "waiting" if self.turns.is_waited_for else "open"
+        away = "waiting" if self.turns.waits_when_away else "open"
         return {
             "duplicates": counters.duplicates,
             "deferred": counters.deferred,
@@ -381,7 +381,7 @@ class Claimed:
             claims.turns.has_news = True
             if live:
                 claims.acking.add(delivery)
-            if not claims.turns.is_waited_for:  # it may be acked without the store
+            if not claims.turns.waits_when_away:  # it may be acked without the store
                 claims.carry_out()
             return live or self._plain.stale()
         return self._plain.acked(delivery) if live else self._plain.stale()
@@ -448,10 +448,10 @@ class Claimed:
             if delivery in claims.acking:
                 claims.acking.discard(delivery)
                 self._plain.acked(delivery)
-            elif not claims.is_waited_for(delivery):
+            elif not claims.end_wait(delivery):
                 self._ack_duplicate(delivery)
         for delivery in orders.released:
-            claims.is_waited_for(delivery)
+            claims.end_wait(delivery)
         for delivery, reason in orders.park:
             claims.settled(delivery)
             log.warning("parked unseen message=%r reason=%r", delivery.message_id, reason)

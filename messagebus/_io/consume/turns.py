@@ -36,6 +36,8 @@ CLOSE_TIMEOUT_S = 2.0
 CHECK_TIMEOUT_S = 2.0
 FINISH_EVERY_S = 0.005
 FENCE_AGAIN_S = 0.5
+# For a conversation that was cancelled, or failed.
+BEGIN_AGAIN_S = 0.05
 _MS = 1_000_000
 
 
@@ -61,7 +63,7 @@ class StoreTurns:
         self._owns_store = self._store is not dedup.store
         self._rule = dedup.rule
         self._timeout_s = dedup.store_timeout_s
-        self.is_waited_for = dedup.on_store_away == "wait"
+        self.waits_when_away = dedup.on_store_away == "wait"
         """True when nothing is handed out while the store is away."""
         self.call_ms = 0.0
         """The mean time of a call; 0 before the first."""
@@ -84,7 +86,7 @@ class StoreTurns:
         self._is_talking = True
         if self._idle is None:
             self._tasks.spawn(self._talk())
-        else:
+        elif not self._idle.done():  # not cancelled by the application
             self._idle.set_result(None)
 
     async def _talk(self) -> None:
@@ -123,8 +125,10 @@ class StoreTurns:
                 self._is_talking, self._idle = False, self._loop.create_future()
                 await self._idle
                 self._idle = None
-        finally:
+        finally:  # also when the application cancels all tasks of its loop
             self._is_talking, self._idle = False, None
+            if not (self._is_closed or self._loop.is_closed()):
+                self._loop.call_later(BEGIN_AGAIN_S, self.begin)
 
     def _set_timer(self, wake_ms: int, now_ms: int) -> None:
         """Begin at this time. An earlier timer is good, too: a turn without a need is none."""
@@ -156,7 +160,7 @@ class StoreTurns:
             "store is away subscription=%s reason=%r: %s",
             self._subscription,
             why,
-            "nothing is handed out" if self.is_waited_for else "handlers run without it",
+            "nothing is handed out" if self.waits_when_away else "handlers run without it",
         )
 
     async def check(self) -> None:
