@@ -16,11 +16,10 @@ from bench.analysis.result import gather
 from bench.analysis.series import Step
 from bench.cli import main
 from bench.commands import WORKLOADS, measured, one_by_one, profile_of, with_system
-from bench.environment import cpu_model, describe
-from bench.errors import CODES, BenchError, DoesNotHold, InputInvalid, Interrupted
+from bench.environment import describe
+from bench.errors import BenchError, InputInvalid
 from bench.harness.interface import Running
 from bench.load.profile import Profile
-from messagebus.commands.exits import code_of
 from tests.support.results import result
 from tests.support.runs import Nothing, write_run
 
@@ -292,11 +291,6 @@ def test_a_knee_is_searched_over_rates_that_break_the_load_and_its_answer_is_kep
     assert sum("publishers that did not end" in line for line in tries) == 6
 
 
-def test_comparing_once_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "steady", "steady", "--repeat", "1"]) == 2
-    assert "1 is not in the range x>=2" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_step_can_be_run_by_its_system(name: str) -> None:
     steps = WORKLOADS[name].steps(profile_of, 2, 10)
@@ -304,17 +298,7 @@ def test_every_step_can_be_run_by_its_system(name: str) -> None:
     assert [step.name for step in steps if step.profile.faults()] == []
 
 
-def test_the_model_of_the_processor_is_found() -> None:
-    assert cpu_model("processor: 0\nmodel name\t: Some CPU @ 2 GHz\n") == "Some CPU @ 2 GHz"
-    assert cpu_model("nothing")
-
-
 def test_the_environment_names_versions_and_machine() -> None:
     found = describe()
     for key in ("at", "commit", "python", "pika", "kernel", "cpu", "cores", "load_before"):
         assert found[key]
-
-
-def test_each_error_has_its_exit_code() -> None:
-    errors = (BenchError(), InputInvalid(), DoesNotHold(), Interrupted())
-    assert [code_of(each, CODES) for each in errors] == [1, 2, 7, 130]

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from bench.demo import play, stage
-from bench.demo.screen import CONFIRMED, DELIVERED, Rates, Screen, Step, View
+from bench.demo.screen import CONFIRMED, DELIVERED, Screen, Step, View
 from bench.demo.stage import RATE_MAX_PER_S, RESERVE_S, planned_rate
 
 
@@ -103,12 +103,3 @@ def test_plain_lines_tell_each_step_once_and_counters_now_and_then() -> None:
     told = [line.split(",")[0].strip() for line in lines if "published" in line]
     assert told == ["12.3 s   published 600 of 1", "17.4 s   published 620 of 1"]
     assert len(lines) == 5
-
-
-def test_rates_are_those_of_the_last_seconds() -> None:
-    rates, mb1, mb4 = Rates(), (CONFIRMED, "mb1"), (DELIVERED, "mb4")
-    assert rates.add(0.0, Counter({mb1: 0})) == {mb1: 0.0}
-    assert rates.add(1.0, Counter({mb1: 100})) == {mb1: 100.0}
-    for second in range(2, 10):
-        found = rates.add(float(second), Counter({mb1: 50 + second, mb4: 9}))
-    assert found == {mb1: 1.0, mb4: 0.0}

@@ -14,13 +14,11 @@ from bench.analysis.series import (
     Step,
     Summary,
     carry_out,
-    faults_of,
     in_rounds,
     middle,
     page,
     samples,
     trusted,
-    turns_of,
 )
 from bench.errors import BenchError, InputInvalid
 from bench.load.profile import Profile, System
@@ -122,12 +120,6 @@ def test_whole_rounds_follow_each_other() -> None:
     assert [step.name for step in steps] == ["a", "b", "a-2", "b-2", "a-3", "b-3"]
 
 
-def test_the_turns_of_a_line_are_found_again() -> None:
-    results = {name: {"n": name} for name in ("a", "b", "a-2", "b-2", "a-3")}
-    assert [each["n"] for each in turns_of(results, "a")] == ["a", "a-2", "a-3"]
-    assert turns_of(results, "c") == []
-
-
 def test_the_middle_is_of_what_is_known() -> None:
     assert samples([1, None, 2]) == (1.0, 2.0)
     assert middle([4.0, None, 1.0]) == 2.5
@@ -174,22 +166,3 @@ def test_faults_come_first_and_bars_have_one_scale(tmp_path: Path) -> None:
     assert made.index("kafka: late") < made.index("Confirmed a second")
     assert "width: 50.00%" in made
     assert "&lt;ours&gt;" in made
-
-
-def test_a_table_its_notes_and_its_faults_are_lines() -> None:
-    told = Summary(
-        head=("system", "rate"),
-        rows=[("ours", "10")],
-        title="by turns",
-        notes=["word " * 30],
-        meant={"ours": "fsynced"},
-        faults=["ours: late"],
-    )
-    lines = told.lines(80)
-    assert lines[:3] == ["by turns", "system  rate", "ours      10"]
-    assert lines[-3:] == ["What a confirm means:", "  ours: fsynced", "  ! ours: late"]
-    assert max(map(len, lines)) <= 80
-
-
-def test_every_fault_has_the_name_of_its_run() -> None:
-    assert faults_of({"a": {"faults": []}, "b": {"faults": ["x", "y"]}}) == ["b: x", "b: y"]

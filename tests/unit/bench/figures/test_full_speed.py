@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from bench.errors import BenchError, InputInvalid
 from bench.figures import full_speed as module
 from bench.figures.cli import GROUPS, chosen, figures
-from bench.figures.full_speed import Against, Line, Table, interleaved, sized, take_turn
-from bench.figures.groups import Clusters, Group, Setup, repeat_command
+from bench.figures.full_speed import Against, Line, Table, interleaved, take_turn
+from bench.figures.groups import Clusters, Group, Setup
 from bench.harness.turn import Task, Turn
 from tests.support.bench_task import bench_task
 
@@ -35,10 +35,6 @@ def test_a_name_that_means_nothing_tells_what_there_is() -> None:
         chosen(["client.pub"])
 
 
-def test_names_are_distinct() -> None:
-    assert len({group.name for group in GROUPS}) == len(GROUPS)
-
-
 def test_a_quick_run_does_a_tenth_but_not_less_than_the_least() -> None:
     quick = Setup(Path(), print, quick=True)
     assert quick.part(50) == 5
@@ -54,13 +50,6 @@ def test_a_group_without_brokers_has_no_cluster(tmp_path: Path) -> None:
         assert setup.folder.is_dir()
         with pytest.raises(BenchError, match="no cluster"):
             _ = setup.cluster
-
-
-def test_the_command_that_repeats_names_the_group() -> None:
-    assert (
-        repeat_command("client.publish", 5) == "python -m bench figures client.publish --repeat 5"
-    )
-    assert repeat_command("client.gap") == "python -m bench figures client.gap"
 
 
 def turn(rate: float, cpu_us: float = 10) -> Turn:
@@ -115,13 +104,6 @@ def test_lines_are_compared_within_a_repetition() -> None:
     assert ratio.samples == pytest.approx((2, 2))
     assert (more.unit, more.goal, more.met) == ("us", "<= 4 us", False)
     assert more.samples == pytest.approx((5, 3))
-
-
-def test_a_quick_run_is_a_tenth() -> None:
-    whole = sized(bench_task(), Setup(Path(), print), 60_000)
-    quick = sized(bench_task(), Setup(Path(), print, quick=True), 60_000)
-    assert (whole.messages, whole.warm_up) == (60_000, 6_000)
-    assert (quick.messages, quick.warm_up) == (6_000, 600)
 
 
 def test_a_client_that_fails_is_told_by_its_last_line() -> None:

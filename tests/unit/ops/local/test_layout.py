@@ -134,10 +134,6 @@ def test_an_unknown_node_is_told_with_those_that_there_are() -> None:
         layout().node("mb7")
 
 
-def test_a_cluster_from_before_tls_has_none() -> None:
-    assert not Layout.from_json(DIR, '{"numbers": [1]}').tls
-
-
 def test_each_balancer_has_an_address_and_a_folder_of_its_own() -> None:
     assert [front.amqp for front in layout(balancers=2).fronts] == [
         "127.0.0.10:5672",
