@@ -12,9 +12,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = (
     *sorted(path.name for path in ROOT.glob("messagebus*") if path.is_dir()),
-    *("bench", "consumer_lists", "examples", "inventory", "lb", "ops", "reports", "spark"),
+    *(
+        "bench",
+        "clients",
+        "consumer_lists",
+        "examples",
+        "inventory",
+        "lb",
+        "ops",
+        "reports",
+        "spark",
+    ),
 )
-TEMPLATES = ("messagebus_*", "ops", "lb", "reports")
+TEMPLATES = ("messagebus", "ops", "lb", "reports")
 WORD = re.compile(r"[A-Za-z_]\w*")
 # Decorators that leave a function to its callers. Any other one hands it to a command, a route or a fixture.
 PLAIN = {
