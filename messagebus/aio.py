@@ -39,7 +39,7 @@ from messagebus._io.publish.admission import Admission
 from messagebus._io.publish.drivers import Drivers
 from messagebus._io.publish.publishes import Many, checked_payloads
 from messagebus._io.wire import Wire
-from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
+from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool, settings_of
 from messagebus.consumer import (
     DRAIN_S,
     as_dedup,
@@ -99,13 +99,14 @@ class AsyncPublisher:
 
     def __init__(
         self,
-        bus: BusConfig,
+        bus: BusConfig | None = None,
         config: PublisherConfig | None = None,
         *,
         spool: Spool | str | Path | None = None,
         hooks: Sequence[Hooks] = (),
         _wire: Wire | None = None,
     ) -> None:
+        bus, config = settings_of(bus, config, PublisherConfig)
         self._config = with_spool(config, spool)
         self._hooks = hook_chain(hooks)
         self._admission = Admission(bus, self._config, self._hooks, _wire or AmqpWire(bus))
@@ -345,7 +346,7 @@ class AsyncConsumer:
 
     def __init__(
         self,
-        bus: BusConfig,
+        bus: BusConfig | None,
         destination: Destination | Source | str,
         *,
         subscription: str = "",
@@ -355,9 +356,10 @@ class AsyncConsumer:
         order: Order | None = None,
         _wire: Wire | None = None,
     ) -> None:
+        bus, config = settings_of(bus, config, ConsumerConfig)
         self._bus = bus
         self._source = as_source(destination, subscription)
-        self._config = with_order(config or ConsumerConfig(), order)
+        self._config = with_order(config, order)
         self._dedup = as_dedup(dedup, self._config)
         self._hooks = hook_chain(hooks)
         self._wire = _wire or AmqpWire(bus)

@@ -54,6 +54,7 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9_-]+)*")
 
 T = TypeVar("T")
+C = TypeVar("C", bound="_Settings")
 
 
 class _Settings:
@@ -702,6 +703,16 @@ def _unknown(key: str, fields: Iterable[str]) -> str:
 def _without_login(url: str) -> str:
     """Return the address without what may be a password before its ``@``."""
     return f"***@{url.rpartition('@')[2]}" if "@" in url else url
+
+
+def settings_of(bus: BusConfig | None, config: C | None, kind: type[C]) -> tuple[BusConfig, C]:
+    """Return the settings of a client. Where no bus is given, the environment says what is not given.
+
+    Raises ConfigError.
+    """
+    if bus is not None:
+        return bus, config or kind()
+    return BusConfig.from_env(os.environ), config or kind.from_env(os.environ)
 
 
 def read_secret(key: str, path: str) -> str:

@@ -31,7 +31,7 @@ from messagebus._io.consume.runs import (
 from messagebus._io.hooks import hook_chain
 from messagebus._io.loop import Ends, LoopThread, OneStop, Tasks, is_interrupting, now_ms
 from messagebus._io.wire import Wire
-from messagebus.config import AT_MOST_ONCE_DEDUP, BusConfig, ConsumerConfig
+from messagebus.config import AT_MOST_ONCE_DEDUP, BusConfig, ConsumerConfig, settings_of
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
 from messagebus.errors import (
     AlreadySettled,
@@ -154,6 +154,7 @@ class Consumer:
                 consumer.ack(delivery)
 
     Any thread may call any method. Nothing is acked before `ack`, unless the config says at_most_once.
+    bus: None reads the environment, as of a `Publisher`.
     dedup: makes each message's handler end well once (docs/once.md): a `Dedup`, a store, or its URL.
     None takes that of the config, False none. Duplicates are then acked and never handed out.
     order: "key", "partition" or "none" (docs/order.md); None takes that of the config.
@@ -161,7 +162,7 @@ class Consumer:
 
     def __init__(
         self,
-        bus: BusConfig,
+        bus: BusConfig | None,
         destination: Destination | Source | str,
         *,
         subscription: str = "",
@@ -171,9 +172,10 @@ class Consumer:
         order: Order | None = None,
         _wire: Wire | None = None,
     ) -> None:
+        bus, config = settings_of(bus, config, ConsumerConfig)
         self._bus = bus
         self._source = as_source(destination, subscription)
-        self._config = with_order(config or ConsumerConfig(), order)
+        self._config = with_order(config, order)
         self._dedup = as_dedup(dedup, self._config)
         self._hooks = hook_chain(hooks)
         self._wire = _wire or AmqpWire(bus)

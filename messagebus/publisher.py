@@ -33,7 +33,7 @@ from messagebus._io.publish.publishes import (
 )
 from messagebus._io.wire import Wire
 from messagebus.clock import LogLimit, whole_ms
-from messagebus.config import BusConfig, PublisherConfig, Spool
+from messagebus.config import BusConfig, PublisherConfig, Spool, settings_of
 from messagebus.destination import Destination
 from messagebus.errors import (
     ConfigError,
@@ -165,22 +165,24 @@ class _End(Future[Published]):
 class Publisher:
     """Publisher to whichever broker the balancer gives.
 
-        with Publisher(BusConfig.from_env(os.environ)) as publisher:
+        with Publisher() as publisher:
             publisher.send_safe("orders", b"...")
 
-    Every accepted publish ends in exactly one `Outcome`. Any thread may call any method. spool: a folder, or
-    a `Spool`, for what no broker takes just now; None: as the config says.
+    Every accepted publish ends in exactly one `Outcome`. Any thread may call any method.
+    bus: None reads the environment, where nothing says localhost:5672; so does config then. spool: a folder,
+    or a `Spool`, for what no broker takes just now; None: as the config says.
     """
 
     def __init__(
         self,
-        bus: BusConfig,
+        bus: BusConfig | None = None,
         config: PublisherConfig | None = None,
         *,
         spool: Spool | str | Path | None = None,
         hooks: Sequence[Hooks] = (),
         _wire: Wire | None = None,
     ) -> None:
+        bus, config = settings_of(bus, config, PublisherConfig)
         self._config = with_spool(config, spool)
         self._hooks = hook_chain(hooks)
         self._intake = _Intake(bus, self._config, self._hooks, _wire or AmqpWire(bus))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus import config
+from messagebus import AsyncPublisher, Consumer, Publisher, config
 from messagebus.broker import Broker
 from messagebus.config import Batching, BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.errors import ConfigError
@@ -509,3 +509,19 @@ class Unread:
     """A config with a field of a type that nothing converts."""
 
     share: complex = 0j
+
+
+def test_a_client_without_a_bus_takes_the_environments_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MESSAGEBUS_BROKER", "amqp://shop:sesame@mb")
+    monkeypatch.setenv("MESSAGEBUS_PUBLISHER_WINDOW", "7")
+    bus, publisher = config.settings_of(None, None, PublisherConfig)
+    assert (bus.broker, bus.user, publisher.window) == ("mb:5672", "shop", 7)
+    assert config.settings_of(None, PublisherConfig(window=9), PublisherConfig)[1].window == 9
+    given = BusConfig(broker="other")
+    assert config.settings_of(given, None, PublisherConfig) == (given, PublisherConfig())
+    monkeypatch.setenv("MESSAGEBUS_BROKR", "mb")
+    for make in (Publisher, AsyncPublisher, lambda: Consumer(None, "queue:jobs")):
+        with pytest.raises(ConfigError, match="brokr"):
+            make()
