@@ -323,7 +323,19 @@ class Targets:
         try:
             name = str(destination)
             redundancy = self._redundancy_of(name, destination, redundant)
-            key = (name, *_options_key(destination), delay, content_type, redundancy)
+            # With all that two destinations of one name may differ in. Written out: it is on the hot path.
+            key: tuple[object, ...]
+            common = name, destination.durability, delay, content_type, redundancy
+            if isinstance(destination, Queue):
+                key = (
+                    common,
+                    destination.create,
+                    destination.plain,
+                    destination.single_active,
+                    destination.delivery_limit,
+                )
+            else:
+                key = common, destination.partitions, destination.mqtt
         except AttributeError:
             raise NameInvalid(
                 f"destination {destination!r}: a name, Topic or Queue wanted"
@@ -352,10 +364,10 @@ class Targets:
     def _redundancy_of(
         self, name: str, destination: Destination, redundant: bool | str | None
     ) -> str:
-        if partitions := self._partitioned.get(name, 0):
+        if name in self._partitioned:
             if redundant:
                 raise ConfigError(f"{name} has partitions: redundant is for topics without")
-            if told := _other_partitions(destination, partitions):
+            if told := _other_partitions(destination, self._partitioned[name]):
                 raise ConfigError(told)
             return PARTITIONED
         if redundant is None:
@@ -365,20 +377,6 @@ class Targets:
         if redundant not in MODES:
             raise ConfigError(f"redundant={redundant!r}: True, False, {' or '.join(MODES)}")
         return redundant
-
-
-def _options_key(destination: Destination) -> tuple[object, ...]:
-    """Return what two destinations of one name may differ in."""
-    if isinstance(destination, Queue):
-        given = destination
-        return (
-            given.durability,
-            given.create,
-            given.plain,
-            given.single_active,
-            given.delivery_limit,
-        )
-    return (destination.durability, destination.partitions, destination.mqtt)
 
 
 def _other_partitions(wanted: Destination | Delay, partitions: int) -> str:
