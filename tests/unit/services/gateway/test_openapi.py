@@ -17,7 +17,7 @@ from openapi_spec_validator import validate
 from messagebus.services.gateway.openapi import document
 from tests.support.gateway import on_a_thread
 
-REQUESTS = Path(__file__).parents[2] / "support" / "openapi_requests.py"
+REQUESTS = Path(__file__).parents[3] / "support" / "openapi_requests.py"
 OPERATIONS = [
     path
     for path, methods in document()["paths"].items()
