@@ -36,8 +36,11 @@ def test_the_printed_tree_is_the_tree(told_by: ModuleType) -> None:
         if found := re.match(r"( *)([A-Z]\w+)(?: |$)", line):
             depth, name = len(found[1]), found[2]
             above = [each for each in above if each[0] < depth]
-            if hasattr(told_by, name):
-                told[name] = above[-1][1] if above else "Exception"
+            if kind := getattr(told_by, name, None):
+                if (
+                    kind.__module__ == told_by.__name__
+                ):  # else it is another package's, and has children here
+                    told[name] = above[-1][1] if above else "Exception"
                 above.append((depth, name))
     kinds = [
         kind
