@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 import ssl
-import sys
 from pathlib import Path
 
 import uvloop
@@ -32,6 +31,7 @@ from messagebus.services.gateway.problems import Problem
 from messagebus.services.gateway.pulling import Pulls
 from messagebus.services.gateway.pushing import Push
 from messagebus.services.gateway.web import Parts, application
+from messagebus.terminal import say
 from messagebus.tls import TlsFiles
 
 log = logging.getLogger("messagebus.gateway")
@@ -238,10 +238,10 @@ def serve(config: GatewayConfig) -> int:
             loop.add_signal_handler(number, ask)
         gateway = Gateway(config)
         await gateway.start()
-        print(f"gateway: serves on {gateway.url}", file=sys.stderr, flush=True)
+        say(f"gateway: serves on {gateway.url}", err=True)
         await asked.wait()
         left = await gateway.stop()
-        print(f"gateway: ended{f': {left}' if left else ''}", file=sys.stderr, flush=True)
+        say(f"gateway: ended{f': {left}' if left else ''}", err=True)
         return 1 if left else 0
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from messagebus.services.monitor.eventlog import EventLog
 from messagebus.services.monitor.people import hash_password
 from messagebus.services.monitor.watch import Watch
 from messagebus.services.monitor.web import Monitor
+from messagebus.terminal import say
 
 __all__ = ["Monitor", "MonitorConfig", "hash_password", "run", "serve"]
 
@@ -77,7 +77,7 @@ async def serve(config: MonitorConfig) -> None:
     rereading = asyncio.create_task(_reread(monitor))
     try:
         await watch.next(0, within_s=STOP_TIMEOUT_S)
-        print(f"the page of the bus: http://{config.listen}/", file=sys.stderr)
+        say(f"the page of the bus: http://{config.listen}/", err=True)
         await server.run()
     finally:
         failed = watching.done()
