@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "AlreadySettled": "messagebus.errors",
     "App": "messagebus.app",
+    "AppStats": "messagebus.stats",
     "AsyncConsumer": "messagebus.aio",
     "AsyncPublisher": "messagebus.aio",
     "AsyncRelay": "messagebus.outbox",

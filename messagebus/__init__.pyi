@@ -62,6 +62,7 @@ from messagebus.replay import AsyncReplay as AsyncReplay
 from messagebus.replay import Replay as Replay
 from messagebus.replay import Replayed as Replayed
 from messagebus.secret import Secret as Secret
+from messagebus.stats import AppStats as AppStats
 from messagebus.stats import BrokerStats as BrokerStats
 from messagebus.stats import ConsumerStats as ConsumerStats
 from messagebus.stats import Durability as Durability

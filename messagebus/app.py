@@ -40,7 +40,7 @@ from messagebus.message import Header, given_options
 from messagebus.payloads import Codec, as_payload
 from messagebus.payloads.binding import Bound, Middleware, bind, bind_batch, name_of
 from messagebus.publisher import with_spool
-from messagebus.stats import ConsumerStats, Published, PublisherStats, RelayStats, Status
+from messagebus.stats import AppStats, Published, Status
 
 if TYPE_CHECKING:
     from messagebus.consumer import Deduplication, Order
@@ -507,25 +507,19 @@ class App:
             raise Stopped("the app's loop ended first: it may or may not be published") from None
 
     # Questions.
-    def stats(self) -> Mapping[str, ConsumerStats]:
-        """Return a snapshot of each subscription and queue, by name; empty unless the app runs."""
-        consumers = {} if self._life is None else self._life.consumers
-        return {
-            name: consumer.stats()
-            for name, consumer in consumers.items()
-            if consumer.status is not Status.INITIALIZED
-        }
-
-    def publisher_stats(self) -> PublisherStats | None:
-        """Return a snapshot of the handlers' shared publisher; None unless the app runs."""
-        life = self._life
-        is_started = life is not None and life.publisher.status is not Status.INITIALIZED
-        return life.publisher.stats() if life is not None and is_started else None
-
-    def relay_stats(self) -> RelayStats | None:
-        """Return a snapshot of the relay of its outbox; None unless the app runs one."""
-        relay = None if self._life is None else self._life.relay
-        return None if relay is None or relay.status is Status.INITIALIZED else relay.stats()
+    def stats(self) -> AppStats:
+        """Return a snapshot of its clients. Raises Stopped unless the app runs."""
+        life = self._running()
+        relay = life.relay
+        return AppStats(
+            consumers={
+                name: consumer.stats()
+                for name, consumer in life.consumers.items()
+                if consumer.status is not Status.INITIALIZED
+            },
+            publisher=life.publisher.stats(),
+            relay=None if relay is None or relay.status is Status.INITIALIZED else relay.stats(),
+        )
 
     @property
     def outbox(self) -> Outbox:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 __all__ = [
+    "AppStats",
     "BrokerStats",
     "ConsumerStats",
     "Durability",
@@ -191,6 +192,19 @@ class RelayStats:
     rows_retrying: int | None
     rows_parked: int | None
     oldest_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppStats:
+    """Snapshot of an app that runs.
+
+    consumers: of each subscription and queue, by name, once it has started. publisher: of the handlers'
+    shared publisher. relay: of its outbox; None where it runs none.
+    """
+
+    consumers: Mapping[str, ConsumerStats]
+    publisher: PublisherStats
+    relay: RelayStats | None = None
 
 
 class Outcome(enum.Enum):

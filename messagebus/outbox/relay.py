@@ -325,6 +325,8 @@ class AsyncRelay:
 
     def stats(self) -> RelayStats:
         """Return a snapshot. Counts of the table are some seconds old."""
+        if self._status is Status.INITIALIZED:
+            raise Stopped("not started")
         waiting, retrying, parked_rows = self._counts or (None, None, None)
         oldest = self._oldest_ms
         return RelayStats(

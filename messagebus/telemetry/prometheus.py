@@ -29,7 +29,7 @@ from prometheus_client.registry import Collector
 from messagebus.errors import Stopped
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
-from messagebus.stats import ConsumerStats, Published, PublisherStats, RelayStats, Status
+from messagebus.stats import AppStats, ConsumerStats, Published, PublisherStats, RelayStats, Status
 
 __all__ = ["ClientMetrics", "PrometheusHooks", "collected"]
 
@@ -54,9 +54,7 @@ class Watched(Protocol):
     @property
     def status(self) -> Status: ...
 
-    def stats(
-        self,
-    ) -> PublisherStats | ConsumerStats | RelayStats | Mapping[str, ConsumerStats]: ...
+    def stats(self) -> PublisherStats | ConsumerStats | RelayStats | AppStats: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,15 +358,12 @@ class ClientMetrics(Collector):
             self._add_consumer(sums, stats, label)
         elif isinstance(stats, RelayStats):
             _add_figures(sums, _RELAY, stats, label)
-        elif stats is not None:
-            for subscription, each in stats.items():
+        elif isinstance(stats, AppStats):
+            for subscription, each in stats.consumers.items():
                 self._add_consumer(sums, each, self._clients.value(subscription))
-            publisher = _read(getattr(client, "publisher_stats", lambda: None))
-            if isinstance(publisher, PublisherStats):
-                self._add_publisher(sums, publisher, label)
-            relay = _read(getattr(client, "relay_stats", lambda: None))
-            if isinstance(relay, RelayStats):
-                _add_figures(sums, _RELAY, relay, label)
+            self._add_publisher(sums, stats.publisher, label)
+            if stats.relay is not None:
+                _add_figures(sums, _RELAY, stats.relay, label)
 
     def _add_publisher(self, sums: _Sums, stats: PublisherStats, client: str) -> None:
         _add_figures(sums, _PUBLISHER, stats, client)

@@ -19,6 +19,7 @@ from typing import Any
 from messagebus._io.consume.runs import OVERRUNNING_MAX
 from messagebus._io.loop import starved_s
 from messagebus.app import App
+from messagebus.errors import Stopped
 from messagebus.stats import ConsumerStats, Status
 
 log = logging.getLogger("messagebus.worker")
@@ -64,7 +65,10 @@ class Pulse:
 
 def look(app: App) -> Look:
     """Return the app's state. Ready: it runs, is not stopping, each subscription is attached and handled."""
-    stats = app.stats()
+    try:
+        stats = app.stats().consumers
+    except Stopped:
+        stats = {}
     attached = all(
         any(broker.state == "open" for broker in each.brokers.values()) for each in stats.values()
     )

@@ -165,7 +165,7 @@ async def test_what_does_not_fit_is_parked_and_the_rest_goes_on(stage: Stage) ->
         await app.publish(stage.topic, Message(body=b"<a/>", content_type="text/xml"))
         await app.publish(stage.topic, Order(6))
         await stage.until(lambda: got == [6])
-        await stage.until(lambda: app.stats()[f"{stage.topic}/billing"].parked == 2)
+        await stage.until(lambda: app.stats().consumers[f"{stage.topic}/billing"].parked == 2)
 
 
 async def test_a_failed_run_is_repeated_by_the_policy(stage: Stage) -> None:
@@ -181,7 +181,7 @@ async def test_a_failed_run_is_repeated_by_the_policy(stage: Stage) -> None:
     async with stage_started(stage):
         await app.publish(stage.queue, Order(1))
         await stage.until(lambda: attempts == [1, 2, 3], step_s=0.5)
-        stats = app.stats()[stage.queue]
+        stats = app.stats().consumers[stage.queue]
     assert (stats.retried, stats.parked) == (2, 0)
 
 
@@ -324,10 +324,11 @@ async def test_a_start_that_fails_leaves_nothing_behind() -> None:
     app.subscriber("queue:jobs")(print_text)
     with pytest.raises(NotReady):
         await app.start(require="one", timeout_s=0.3)
-    assert app.stats() == {}
+    with pytest.raises(Stopped):
+        app.stats()
     app.use(MemoryBus())
     async with app:
-        assert app.stats()
+        assert app.stats().consumers.keys() == {"queue:jobs"}
 
 
 # Batches.
@@ -366,9 +367,15 @@ async def test_each_message_of_a_batch_has_an_answer_of_its_own(stage: Stage, ki
             [*(Order(1, note) for note in notes), {"number": "no"}],
         )
         await stage.until(
-            lambda: (app.stats()[stage.queue].acked, app.stats()[stage.queue].parked) == (3, 3)
+            lambda: (
+                (
+                    app.stats().consumers[stage.queue].acked,
+                    app.stats().consumers[stage.queue].parked,
+                )
+                == (3, 3)
+            )
         )
-        stats = app.stats()[stage.queue]
+        stats = app.stats().consumers[stage.queue]
     assert runs == {"park": [1], "later": [1, 2], "fails": [1, 2], "good": [1], "": [1]}
     assert (stats.retried, stats.failed, stats.handed_out) == (2, 2, 0)
     answers = [answer for answer, _ in stage.heard.told if answer != "published"]
@@ -399,10 +406,10 @@ async def test_a_batch_that_fails_or_takes_too_long_has_the_policys_answers(
     )
     async with stage_started(stage):
         for text in ("fails", "slow"):
-            before = app.stats()[stage.queue].parked
+            before = app.stats().consumers[stage.queue].parked
             await app.publisher.send_many(stage.queue, [text] * 5)
-            await stage.until(lambda: app.stats()[stage.queue].parked == before + 5)  # noqa: B023
-        stats = app.stats()[stage.queue]
+            await stage.until(lambda: app.stats().consumers[stage.queue].parked == before + 5)  # noqa: B023
+        stats = app.stats().consumers[stage.queue]
         left.set()
     assert (stats.retried, stats.failed, stats.acked) == (10, 20, 0)
 
@@ -420,7 +427,7 @@ async def test_a_stop_handles_what_was_gathered_and_what_makes_no_sense_is_a_fai
 
     await stage.start()
     await app.publisher.send_many(stage.queue, ["x"] * 3)
-    await stage.until(lambda: app.stats()[stage.queue].handed_out == 3)
+    await stage.until(lambda: app.stats().consumers[stage.queue].handed_out == 3)
     assert sizes == []
     assert await app.stop() == 0
     assert sum(sizes) == 3

@@ -142,3 +142,18 @@ def test_a_delay_step_brings_messages_to_a_destination(
         assert delivery.body == b"later"
         consumer.ack(delivery)
     delete_queue(cluster, "mb1", step.amqp_queue)
+
+
+def test_an_amqp_url_is_a_broker(cluster: LocalCluster, name: str) -> None:
+    password = cluster.admin_password.reveal()
+    bus = BusConfig(
+        broker=f"amqp://admin:{quote(password, safe='')}@{cluster.node('mb1').broker}/%2F"
+    )
+    declare(bus, [f"queue:{name}"])
+    with Publisher(bus) as publisher, Consumer(bus, f"queue:{name}") as consumer:
+        publisher.send_safe(f"queue:{name}", {"n": 1}, timeout_s=DEADLINE_S)
+        delivery = consumer.receive(timeout_s=WITHIN_S)
+        assert delivery is not None
+        assert delivery.message.as_json() == {"n": 1}
+        consumer.ack(delivery)
+    assert password not in repr(bus)

@@ -55,13 +55,12 @@ async def test_an_app_relays_the_outbox_that_its_handlers_add_to(path: Path) -> 
             app.outbox.add(connection, "invoices", body, key="k")
 
     app.use(bus, relay=True)
-    assert app.relay_stats() is None
     async with app:
         await app.publish("orders", b"17")
         await eventually_async(
-            lambda: (told := app.relay_stats()) and told.published, within_s=WITHIN_S
+            lambda: (told := app.stats().relay) and told.published, within_s=WITHIN_S
         )
-        stats = app.relay_stats()
+        stats = app.stats().relay
         assert stats is not None
         assert (stats.published, stats.shards) == (1, 16)
         registry = CollectorRegistry()

@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from messagebus import App, ConfigError, Message, NotReady, Outcome, PublisherConfig, Spool, Topic
+from messagebus import (
+    App,
+    ConfigError,
+    Message,
+    NotReady,
+    Outcome,
+    PublisherConfig,
+    Spool,
+    Status,
+    Stopped,
+    Topic,
+)
 from messagebus.__main__ import cli
 from messagebus.core import relay as core_relay
 from messagebus.core.relay import End
@@ -416,6 +427,7 @@ async def test_a_count_that_takes_long_is_rare(shop: Shop, monkeypatch: pytest.M
     clock = [1_000_000]
     monkeypatch.setattr("messagebus.outbox.relay.now_ms", lambda: clock[0])
     relay = shop.relay()
+    relay._status = Status.RUNNING
 
     async def slow(*_: object) -> list[tuple[int, ...]]:
         clock[0] += 3_000
@@ -430,6 +442,9 @@ async def test_a_count_that_takes_long_is_rare(shop: Shop, monkeypatch: pytest.M
 async def test_counts_of_a_table_that_does_not_answer_are_unknown_and_not_zero(shop: Shop) -> None:
     add(shop, b"1", b"2")
     relay = shop.relay()
+    with pytest.raises(Stopped):
+        relay.stats()
+    relay._status = Status.RUNNING
     assert relay.stats().rows_waiting is None
     await relay._count()
     assert relay.stats().rows_waiting == 2

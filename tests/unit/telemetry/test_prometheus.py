@@ -16,6 +16,7 @@ from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import Stopped
 from messagebus.message import Delivery, Message
 from messagebus.stats import (
+    AppStats,
     BrokerStats,
     ConsumerStats,
     Durability,
@@ -148,7 +149,8 @@ def test_every_number_of_a_relay_is_shown() -> None:
 
 def test_an_app_is_shown_by_its_subscriptions(page: Page) -> None:
     clients = ClientMetrics(page.registry)
-    app = Client({"orders/billing": consumer_stats(), "queue:jobs": consumer_stats(acked=9)})
+    consumers = {"orders/billing": consumer_stats(), "queue:jobs": consumer_stats(acked=9)}
+    app = Client(AppStats(consumers=consumers, publisher=PUBLISHER))
     clients.watch(app, "app")
     acks = [
         page.value("messagebus_consumer_answers_total", client=name, answer="ack")
@@ -311,7 +313,7 @@ def test_counters_never_fall_when_a_client_of_that_name_goes(page: Page) -> None
 def test_counters_never_fall_when_an_app_is_started_again(page: Page) -> None:
     clients = ClientMetrics(page.registry)
     told = {"orders/billing": consumer_stats()}
-    client = Client(lambda: told)
+    client = Client(lambda: AppStats(consumers=told, publisher=PUBLISHER))
     clients.watch(client, "shop")
 
     def acked() -> float | None:

@@ -76,7 +76,7 @@ async def test_a_row_a_spooled_message_and_a_store_outlive_the_tests_of_an_appli
     app.use(bus)
     with caplog.at_level(logging.INFO, "messagebus.app"):
         async with app:
-            assert (app.relay_stats(), app.publisher.config.spool) == (None, None)
+            assert (app.stats().relay, app.publisher.config.spool) == (None, None)
             await app.publish("orders", Message(body=b"of the test", message_id="17"))
             await bus.handled()
     assert [each.body for each in bus.published("orders")] == [b"of the test"]

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 import messagebus
-from messagebus import App, BrokerStats, ConsumerStats, Status
+from messagebus import App, AppStats, BrokerStats, ConsumerStats, PublisherStats, Status
 from messagebus.worker import pulse as pulse_module
 from messagebus.worker.health import answer_of
 from messagebus.worker.pulse import LIVE_S, STUCK_S, Pulse, Watchdog, look, of_application
@@ -80,6 +80,11 @@ STATS = ConsumerStats(
     handling=1,
     oldest_run_s=1.25,
 )
+PUBLISHER = PublisherStats(
+    confirmed=0, refused=0, unroutable=0, unknown=0, unconfirmed=0, retried=0, backlog=0, window=0,
+    settling=0, broker="b1:5672", dials=1, moves=0, links_lost=0, last_confirm_age_s=None,
+    list_age_s=None, list_faults=0,
+)  # fmt: skip
 ALONE = replace(STATS, brokers={"b1:5672": BrokerStats(state="dialing", delivered=0, owed=0)})
 AWAY = replace(STATS, dedup_state="waiting", store_away_s=31)
 
@@ -100,8 +105,8 @@ class FakeApp(App):
         super().__init__()
         self._told, self._status = stats, status
 
-    def stats(self) -> dict[str, ConsumerStats]:
-        return self._told
+    def stats(self) -> AppStats:
+        return AppStats(consumers=self._told, publisher=PUBLISHER)
 
 
 @pytest.mark.parametrize(
