@@ -21,7 +21,6 @@ from messagebus import (
     Consumer,
     Delivery,
     Message,
-    Options,
     Publisher,
     declare,
 )
@@ -61,10 +60,11 @@ def fill(
     cluster: LocalCluster, topic: str, messages: Iterable[Message], *, delay_s: float = 0
 ) -> list[str]:
     """Publish to mb1; return ids in their order."""
-    options: Options = {"deliver_after_s": delay_s} if delay_s else {}
     with Publisher(direct(cluster, "mb1")) as publisher:
         return [
-            publisher.send_safe(topic, each, timeout_s=DEADLINE_S, **options).message_id
+            publisher.send_safe(
+                topic, each, timeout_s=DEADLINE_S, deliver_after_s=delay_s or None
+            ).message_id
             for each in messages
         ]
 

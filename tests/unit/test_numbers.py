@@ -20,7 +20,6 @@ from messagebus import (
     ConsumerConfig,
     MessageInvalid,
     NameInvalid,
-    Options,
     PublisherConfig,
     RelayConfig,
     Replay,
@@ -102,9 +101,8 @@ def test_what_is_no_number_of_the_range_is_a_plain_error_at_each_entrance(value:
             for read in (read_line, read_envelope):
                 with pytest.raises(MessageInvalid):
                     read(line)
-        options: Options = {"deliver_after_s": value}
         with pytest.raises(MessageInvalid):
-            _delay_ms(options)
+            _delay_ms({"deliver_after_s": value})
         with pytest.raises(MessageInvalid):
             _delay_ms({"deliver_at": value})
 
