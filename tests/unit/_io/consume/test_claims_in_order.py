@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pika
@@ -55,12 +56,12 @@ class Consumer:
 
     def arrived(self, *ids: str) -> None:
         raws = [b"".join(pika.BasicProperties(message_id=each or None).encode()) for each in ids]
-        made = Delivery._arrived
+        made, now_ns = Delivery._arrived, time.monotonic_ns()
         self.ledger.delivered(range(1, len(ids) + 1))
         self.way.first.arrived(
             self.ledger,
             [
-                made(self.ledger, tag, 0, SOURCE, False, 0, raw, b"", ALONE)
+                made(self.ledger, tag, 0, SOURCE, False, now_ns, raw, b"", ALONE)
                 for tag, raw in enumerate(raws, 1)
             ],
         )

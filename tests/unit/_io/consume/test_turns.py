@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pika
@@ -57,7 +58,8 @@ class Consumer:
     def arrived(self, tag: int, message_id: str) -> None:
         raw = b"".join(pika.BasicProperties(message_id=message_id).encode())
         self.ledger.delivered([tag])
-        made = Delivery._arrived(self.ledger, tag, 0, SOURCE, False, 0, raw, b"", ALONE)
+        now_ns = time.monotonic_ns()
+        made = Delivery._arrived(self.ledger, tag, 0, SOURCE, False, now_ns, raw, b"", ALONE)
         self.way.first.arrived(self.ledger, [made])
 
     def _turn(self) -> None:
