@@ -28,9 +28,10 @@ class Hooks:
     """Methods that are called for each message; each does nothing until a subclass overrides it.
 
     Several hooks of one client are called in their order. They must be quick and never wait: some are
-    called on the loop that serves all links. When one raises, this is logged, and the message goes its way
-    without the hook's addition; telemetry never loses a message. One object may serve any number
-    of clients, on several threads at once.
+    called on the loop that serves all links. When one raises anything, SystemExit included, this is logged,
+    and the message goes its way without the hook's addition; telemetry never loses a message. Only a
+    KeyboardInterrupt of the main thread is passed on. One object may serve any number of clients, on several
+    threads at once.
     """
 
     __slots__ = ()
