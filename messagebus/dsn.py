@@ -92,8 +92,13 @@ class Address:
         if self.database.name == MYSQL:
             import pymysql
 
-            made = pymysql.connect(**options)
-            if any(name.startswith("ssl_") for name in options):
+            of_tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+            try:
+                made = pymysql.connect(**options)
+            except FileNotFoundError as fault:  # Python's own, which names no file
+                files = ", ".join(f"{k} {v}" for k, v in of_tls.items() if isinstance(v, str))
+                raise ConfigError(f"{self.shown}: {files}: no such file") from fault
+            if of_tls:
                 _check_tls(made, self.shown)
             return made
         assert self.database.name == SQLITE

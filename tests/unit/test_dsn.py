@@ -153,3 +153,8 @@ def test_a_server_without_tls_is_refused_where_it_is_asked_for(
     with pytest.raises(ConfigError, match="TLS is asked for, and the server has none"):
         Address.parse("mysql://bus@host/db?ssl_ca=ca.pem").connect({})
     assert made.is_closed
+
+
+def test_a_file_of_tls_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"mysql://.*: ssl_ca /nowhere/ca\.pem: no such file"):
+        Address.parse("mysql://bus:secret@127.0.0.1:1/db?ssl_ca=/nowhere/ca.pem").connect({})
