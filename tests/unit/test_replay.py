@@ -483,7 +483,7 @@ def test_a_topic_without_a_stream_is_named(streamed: MemoryBus) -> None:
         ({"away_s": float("nan")}, "away_s nan"),
     ],
 )
-def test_bad_settings_are_named(streamed: MemoryBus, options: dict[str, object], told: str) -> None:
+def test_bad_settings_are_named(streamed: MemoryBus, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         streamed.replay("orders", **options)
 
