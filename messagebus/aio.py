@@ -173,10 +173,11 @@ class AsyncPublisher:
         """Wait for room, accept a publish and return the future of its end. See `Publisher.submit`."""
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
-        target, body, message = self._outgoing.read(destination, payload, given)
-        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-        if self._admission.enter(target, body, message, timeout_s, future) is None:
-            await self._admission.admit(target, body, message, timeout_s, future)
+        outgoing = self._outgoing.read(destination, payload, given)
+        admission = self._admission
+        future = admission.new_future()
+        if admission.enter(outgoing, timeout_s, future) is None:
+            await admission.admit(outgoing, timeout_s, future)
         return future
 
     async def send(
@@ -201,9 +202,9 @@ class AsyncPublisher:
         """Accept a publish and forget it, as `Publisher.send` does; wait for room only."""
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
-        target, body, message = self._outgoing.read(destination, payload, given)
-        if self._admission.enter(target, body, message, None, None) is None:
-            await self._admission.admit(target, body, message, None, None)
+        outgoing = self._outgoing.read(destination, payload, given)
+        if self._admission.enter(outgoing, None, None) is None:
+            await self._admission.admit(outgoing, None, None)
 
     async def send_safe(
         self,
@@ -228,12 +229,13 @@ class AsyncPublisher:
         """Publish and wait for the confirm, as `Publisher.send_safe` does."""
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
-        target, body, message = self._outgoing.read(destination, payload, given)
-        if not target.confirms:
-            refuse_unconfirmed(target)
-        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-        if self._admission.enter(target, body, message, timeout_s, future) is None:
-            await self._admission.admit(target, body, message, timeout_s, future)
+        outgoing = self._outgoing.read(destination, payload, given)
+        if not outgoing[0].confirms:
+            refuse_unconfirmed(outgoing[0])
+        admission = self._admission
+        future = admission.new_future()
+        if admission.enter(outgoing, timeout_s, future) is None:
+            await admission.admit(outgoing, timeout_s, future)
         published = await future
         if published.outcome is CONFIRMED_OUTCOME:
             return published
@@ -278,10 +280,10 @@ class AsyncPublisher:
                 if isinstance(payload, Bodies):
                     many.add(await admission.admit_bundle(bare, payload, timeout_s, many))
                     continue
-                target, body, message = read(destination, payload, given)
-                publish = admission.enter(target, body, message, timeout_s, many)
+                outgoing = read(destination, payload, given)
+                publish = admission.enter(outgoing, timeout_s, many)
                 if publish is None:
-                    publish = await admission.admit(target, body, message, timeout_s, many)
+                    publish = await admission.admit(outgoing, timeout_s, many)
                 many.add(publish)
         except Exception as fault:  # also of the application's iterable
             failed = fault

@@ -33,8 +33,10 @@ from messagebus.core.confirms import Packing
 from messagebus.core.pending import PendingPublishes
 from messagebus.errors import Stopped
 from messagebus.message import Message
-from messagebus.stats import RUNNING, Status, why_not_running
+from messagebus.stats import RUNNING, Published, Status, why_not_running
 
+_Outgoing = tuple[Target, bytes, Message | None]
+"""A publish as `Outgoing.read` has it."""
 _Ticket = tuple[int, asyncio.Future[None]]
 """The place of a call among those that wait for room, and its wake-up."""
 
@@ -107,17 +109,22 @@ class Admission:
     ) -> None:
         self._bus, self._config, self._hooks, self._wire = bus, config, hooks, wire
         self._deadline_ms = whole_ms(config.deadline_s)
+        self._messages_max, self._bytes_max = config.backlog_messages_max, config.backlog_bytes_max
         self.outgoing = Outgoing(
             config.redundant, config.redundancy, has_spool=config.spool is not None
         )
         self.status, self.is_open = Status.INITIALIZED, False
         self.origin: Origin | None = None
         self._is_starting, self._ending = False, OneStop()
+        self._is_direct = False  # open, and no hook sees a publish before its driver
+        self.new_future: Callable[[], asyncio.Future[Published]] = self._no_future
+        """Make the future of one publish. Raises Stopped before the start."""
         # From the start on.
         self.drivers: Drivers | None = None
         self._door: Door
         self._pending: PendingPublishes
         self._plain: Lane
+        self._plain_tickets: deque[_Ticket]
         self._others: Lane
 
     # Life.
@@ -136,16 +143,21 @@ class Admission:
             self._make_drivers().own.start()
         finally:
             self._is_starting = False
-        self.status, self.is_open = RUNNING, True
+        self.status, self.is_open, self._is_direct = RUNNING, True, self._hooks is None
+        self.new_future = self.origin.loop.create_future
         return self.origin.loop
+
+    def _no_future(self) -> asyncio.Future[Published]:
+        raise Stopped(why_not_running(self.status, "publisher", "async with"))
 
     def _make_drivers(self) -> Drivers:
         drivers = Drivers(
             self._bus, self._config, self.outgoing, self._on_room, self._wire, self._hooks
         )
-        own, most = drivers.own, self._config.backlog_messages_max
+        own, most = drivers.own, self._messages_max
         self._door, self._pending = own.door, own.pending
         self._plain = Lane(own.pending.has_room, lambda: own.pending.waiting, most)
+        self._plain_tickets = self._plain.tickets
         self._others = Lane(drivers.has_room, lambda: drivers.waiting[0], most)
         self.drivers = drivers
         return drivers
@@ -166,6 +178,7 @@ class Admission:
     def begin_stop(self, timeout_s: float) -> None:
         """Begin the stop, unless it has begun or there is nothing to stop. On the loop."""
         was_open, self.is_open, self.status = self.is_open, False, Status.STOPPED
+        self._is_direct = False
         if was_open and self.drivers is not None:
             self._plain.end()
             self._others.end()
@@ -184,55 +197,47 @@ class Admission:
 
     # Publishes.
     def enter(
-        self,
-        target: Target,
-        body: bytes,
-        message: Message | None,
-        timeout_s: float | None,
-        waiter: Waiter | Many | None,
+        self, outgoing: _Outgoing, timeout_s: float | None, waiter: Waiter | Many | None
     ) -> Ended | None:
         """Accept a publish now. None: it has to wait, or hooks see it first; `admit` is next.
 
         Raises Stopped.
         """
-        if not self.is_open:
+        if not self._is_direct:
             self.check_open()
-        if self._hooks is not None:
             return None
+        target, body, message = outgoing
         timeout_ms = self._deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
         if target.redundancy:
             drivers = self.running()
             if self._others.tickets or not drivers.has_room(len(body)):
                 return None
             return drivers.submit(target, body, message, timeout_ms, waiter)
-        pending = self._pending  # an empty backlog takes any message: a call less
-        if self._plain.tickets or (pending.waiting and not pending.has_room(len(body))):
+        pending = self._pending  # its `has_room` inlined: a call less for each message
+        waiting = pending.waiting
+        if (
+            self._plain_tickets
+            or waiting >= self._messages_max
+            or (waiting and pending.waiting_bytes + len(body) > self._bytes_max)
+        ):
             return None
         return self._door.submit(target, body, message, timeout_ms, waiter)
 
     async def admit(
-        self,
-        target: Target,
-        body: bytes,
-        message: Message | None,
-        timeout_s: float | None,
-        waiter: Waiter | Many | None,
+        self, outgoing: _Outgoing, timeout_s: float | None, waiter: Waiter | Many | None
     ) -> Ended:
         """Accept a publish, in its turn. Raises BacklogFull or Stopped."""
         if self._hooks is None:
-            return await self._admit(target, body, message, timeout_s, waiter)
+            return await self._admit(outgoing, timeout_s, waiter)
         assert not isinstance(waiter, Many)  # hooks learn of each publish
+        target, body, message = outgoing
         with self._hooks.accepting(target, body, message, waiter) as (message, watched):
-            return await self._admit(target, body, message, timeout_s, watched)
+            return await self._admit((target, body, message), timeout_s, watched)
 
     async def _admit(
-        self,
-        target: Target,
-        body: bytes,
-        message: Message | None,
-        timeout_s: float | None,
-        waiter: Waiter | Many | None,
+        self, outgoing: _Outgoing, timeout_s: float | None, waiter: Waiter | Many | None
     ) -> Ended:
+        target, body, message = outgoing
         drivers, lane = self.running(), self._others if target.redundancy else self._plain
         left_ms = await self._room(lane, len(body), timeout_s)
         return drivers.submit(target, body, message, left_ms, waiter)
