@@ -181,6 +181,11 @@ class CertificateRefused(LoginRefused):
     """Raised when one end does not trust the other's certificate; correct files, names or tls_ settings."""
 
 
+# AMQP's reply codes: no such queue or exchange; no right to it; it is another connection's own; it is another
+# one than was asked for, or, of a publish, too large or with a wrong property.
+NOT_FOUND, ACCESS_REFUSED, RESOURCE_LOCKED, PRECONDITION_FAILED = 404, 403, 405, 406
+
+
 class ChannelRefused(LinkError):
     """Raised when the broker closed the channel; code is AMQP's reply code (404, 403, 406, ...)."""
 

@@ -37,7 +37,14 @@ from messagebus.core.deliveries import Ledger
 from messagebus.core.headers import STREAM_OFFSET
 from messagebus.core.route import backoff_ms
 from messagebus.destination import Stream
-from messagebus.errors import ChannelRefused, LinkLost, MessageBusError, NotReady, ReplayGap
+from messagebus.errors import (
+    NOT_FOUND,
+    ChannelRefused,
+    LinkLost,
+    MessageBusError,
+    NotReady,
+    ReplayGap,
+)
 from messagebus.message import Delivery
 
 log = logging.getLogger("messagebus.replay")
@@ -54,7 +61,6 @@ STUCK_LINKS = 10
 # Clocks of publishers and brokers differ by so much at most. A broker finds the messages of a time by its own
 # clock: it is asked for those from this much earlier. So much earlier begins what goes on after a gap.
 CLOCKS_MS = 60_000
-NOT_FOUND = 404
 NOT_LISTED = "not on the list: removed, renamed, or of another bus; what it had is not read"
 # Largest prefetch; a chunk of a stream is smaller.
 CHUNK_MAX = 65_535

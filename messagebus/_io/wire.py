@@ -16,7 +16,7 @@ from messagebus._io.loop import now_ms
 from messagebus.broker import Broker, BrokerList
 from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
-from messagebus.errors import ChannelRefused, LinkLost, MessageBusError
+from messagebus.errors import NOT_FOUND, ChannelRefused, LinkLost, MessageBusError
 from messagebus.topology import Options, Wanted
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 OUTAGE_TOLD_EVERY_MS = 60_000
 # A registration answers within 10 s, and settling a queue takes 4 s of them.
 ABSENT_TOLD_AFTER_MS = 10_000
-NOT_FOUND = 404
 # A question for news of homes ends after this.
 NEWS_WAIT_S = 30
 # One that failed, or brought nothing new, is asked again after twice the first, and so on.

@@ -19,7 +19,7 @@ from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.headers import STREAM_OFFSET
 from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
-from messagebus.errors import ChannelRefused, LinkError, LinkLost, MessageBusError
+from messagebus.errors import NOT_FOUND, ChannelRefused, LinkError, LinkLost, MessageBusError
 from messagebus.testing.brokers import MemoryBroker, MemoryBrokers, Route
 from messagebus.testing.queues import Arrived, MemoryStream, Taker
 from messagebus.topology import Wanted, topic_of
@@ -28,7 +28,6 @@ __all__ = ["MemoryLink", "MemoryWire"]
 
 # Limit for another thread's loop to notice that its link is gone; it has nothing else to do.
 NOTICE_TIMEOUT_S = 5.0
-NOT_FOUND = 404
 
 
 class MemoryWire:

@@ -45,6 +45,7 @@ from messagebus.config import ENV_PREFIX, NOT_SETTINGS, BusConfig
 from messagebus.core.membership import Judgement, ListKeeper
 from messagebus.destination import Queue, Source, Subscription, Topic, parse_destination
 from messagebus.errors import (
+    NOT_FOUND,
     CertificateRefused,
     ChannelRefused,
     ConfigError,
@@ -64,7 +65,6 @@ SKEW_S_MAX = 2.0
 DAYS_LEFT_MIN = 14
 DESCRIPTORS_MIN = 1_024
 BROKERS_AT_ONCE = 16
-NOT_FOUND, ACCESS_REFUSED = 404, 403
 DAY_S = 86_400
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 

@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from messagebus._io.admin.queues import CALL_TIMEOUT_S, NOT_FOUND, answered, opened, ready_messages
+from messagebus._io.admin.queues import CALL_TIMEOUT_S, answered, opened, ready_messages
 from messagebus._io.agents.subscriptions import homes_by
 from messagebus._io.amqp.copy_headers import copied
 from messagebus._io.amqp.frames import Arrived
@@ -42,7 +42,7 @@ from messagebus.core.parking import (
     read_facts,
 )
 from messagebus.destination import Subscription, Topic
-from messagebus.errors import ChannelRefused, LinkLost, TopologyError
+from messagebus.errors import NOT_FOUND, ChannelRefused, LinkLost, TopologyError
 
 DIAL_TIMEOUT_MS = 2_000
 # After this time without a delivery another consumer holds the rest.

@@ -12,10 +12,9 @@ from messagebus._io.amqp.link import Link, dial
 from messagebus.broker import Broker
 from messagebus.clock import whole_ms
 from messagebus.config import BusConfig
-from messagebus.errors import ChannelRefused, LinkLost
+from messagebus.errors import NOT_FOUND, ChannelRefused, LinkLost
 
 CALL_TIMEOUT_S = 10.0
-NOT_FOUND = 404
 
 
 @asynccontextmanager

@@ -28,6 +28,9 @@ from messagebus.core.homes import mark_of
 from messagebus.core.route import backoff_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Delay, Destination, Queue, Subscription, Topic
 from messagebus.errors import (
+    ACCESS_REFUSED,
+    NOT_FOUND,
+    PRECONDITION_FAILED,
     CertificateRefused,
     ChannelRefused,
     LinkError,
@@ -69,7 +72,6 @@ ABSENT_SURE = 3
 STRANGERS_MAX = 4
 # RabbitMQ 3.10 keeps the name of a new quorum queue in memory for up to 3 s; see docs/internals.md.
 SETTLE_MS = 4_000
-NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
 # Concurrent looks at destinations of one link: thousands fit into a dial's time.
 CALLS_AT_ONCE = 256
 

@@ -12,9 +12,18 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from messagebus._io.amqp.link import NOT_FOUND, Credentials, Link, dial
+from messagebus._io.amqp.link import Credentials, Link, dial
 from messagebus.broker import Broker
-from messagebus.errors import CertificateRefused, ChannelRefused, LinkLost, LoginRefused
+from messagebus.errors import (
+    ACCESS_REFUSED,
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    RESOURCE_LOCKED,
+    CertificateRefused,
+    ChannelRefused,
+    LinkLost,
+    LoginRefused,
+)
 from messagebus.topology import GATE, Declarations, QueueSpec
 
 # Made by the plugin rabbitmq_event_exchange; durable, so it is still there when the plugin is off.
@@ -30,7 +39,6 @@ EPMD_ASK, EPMD_ANSWER = 122, 119
 CALL_TIMEOUT_S = 5.0
 # Time for the check of one right, many of which are under way.
 RIGHT_MS = 10
-ACCESS_REFUSED, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 405, 406
 # No exchange has this name, and no user needs a right on it.
 NOWHERE = "mb.nowhere"
 _INEQUIVALENT = re.compile(

@@ -31,6 +31,7 @@ from messagebus._io.amqp.connection import Transport, connection_class, transpor
 from messagebus._io.amqp.frames import HEADER_OVERHEAD
 from messagebus.broker import Broker
 from messagebus.errors import (
+    NOT_FOUND,
     CertificateRefused,
     ChannelRefused,
     LinkError,
@@ -58,7 +59,6 @@ ABORT_TIMEOUT_MS = 500
 # pika's own deadlines of a dial come this much after ours. It fails when two end in one turn of the loop:
 # 40 of 180 dials with TLS that were given up early ended in a traceback of its callbacks.
 PIKA_LATER_S = 1.0
-NOT_FOUND = 404
 # Characters of a reason.
 REASON_MAX = 300
 # Text for a TimeoutError, which has none.

@@ -26,6 +26,8 @@ from messagebus._io.wire import Topology
 from messagebus.core.pending import REFUSED, Item, PendingPublishes
 from messagebus.destination import Queue
 from messagebus.errors import (
+    ACCESS_REFUSED,
+    NOT_FOUND,
     ChannelRefused,
     LinkError,
     LoginRefused,
@@ -44,7 +46,6 @@ ABSENT_S = 1.0
 # that declares its topics by itself makes several requests for each.
 LOOKS_AT_ONCE = 100
 FORGET_S = 3_600.0
-ACCESS_REFUSED, NOT_FOUND = 403, 404
 
 
 @dataclass(frozen=True, slots=True)

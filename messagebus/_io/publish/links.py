@@ -28,7 +28,7 @@ from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import Item, PendingPublishes
 from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
-from messagebus.errors import ChannelRefused, LinkError
+from messagebus.errors import PRECONDITION_FAILED, ChannelRefused, LinkError
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -38,8 +38,6 @@ RETIRE_MS = 10_000
 NEVER_MS = 1 << 60
 # Bytes of properties that fit a frame of RabbitMQ's default; a broker may agree to smaller frames.
 PROPERTIES_MAX = 131_072 - HEADER_OVERHEAD
-# The code with which a broker ends a channel for one publish: too large, a wrong property, another user.
-PRECONDITION_FAILED = 406
 
 
 class LinkUser(Protocol):

@@ -18,9 +18,8 @@ from dataclasses import replace
 from typing import Literal
 
 from messagebus._io.amqp.control import Control, mismatch_text
-from messagebus._io.amqp.link import NOT_FOUND
 from messagebus.clock import wall_ms
-from messagebus.errors import ChannelRefused, TopologyError
+from messagebus.errors import NOT_FOUND, ChannelRefused, TopologyError
 from messagebus.services.agent.broker.applied import Applied
 from messagebus.services.agent.broker.losses import Deletions
 from messagebus.services.agent.broker.management import Management, ManagementUnavailable

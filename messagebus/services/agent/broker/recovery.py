@@ -132,7 +132,6 @@ class Recovery:
         self._waiting_since_s = None
 
 
-PRECONDITION_FAILED = 406
 # Every REPAIR_EVERY-th look declares the ladder again, in case a part was deleted.
 REPAIR_EVERY = 10
 
