@@ -43,12 +43,6 @@ ALLOWED = {
     "messagebus/services/agent/__init__.py": {
         "f'messagebus agent: {fault}'"
     },  # of its own settings
-    "messagebus/services/gateway/service.py": {
-        "f'gateway: serves on {gateway.url}'",  # of its own settings
-        "f\"gateway: ended{(f': {left}' if left else '')}\"",
-    },
-    # Of its own settings.
-    "messagebus/services/monitor/__init__.py": {"f'the page of the bus: http://{config.listen}/'"},
     "messagebus/worker/process.py": {"f'messagebus: {text}'"},
     # The output of `consume` is made fit for its stream: see below.
     "messagebus/commands/flow.py": {"sys.stdout.buffer"},
