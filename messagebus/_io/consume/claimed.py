@@ -15,7 +15,6 @@ claim, and runs at once. Runs on one asyncio loop.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import secrets
 import time
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from messagebus._io.consume.dedup import id_and_age
+from messagebus._io.consume.link_order import LinkOrder
 from messagebus._io.consume.ordered import received_ns_of
 from messagebus._io.consume.plain import Plain
 from messagebus._io.consume.stage import BehindClaims
@@ -39,8 +39,6 @@ from messagebus.stores import Dedup
 log = logging.getLogger("messagebus.consumer")
 
 LAPSE_EVERY_S = 1.0
-# The claim of a delivery that waits for its turn in an ordered queue. DENIED: somebody else runs its message.
-ASKED, GRANTED, DENIED, LET_GO = range(4)
 
 
 class RunClaims:
@@ -75,8 +73,8 @@ class RunClaims:
         """Tells and asks the store what there is."""
         self._on_orders, self._key_of = on_orders, keys_of(subscription)
         self._consumer_timeout_ns = timeout_s * 1_000_000_000
-        # Arrived and not granted, in that order, by link; in ordered queues also what waits for the first.
-        self.pending: dict[Ledger, dict[Delivery, int]] = {}
+        self.pending: dict[Ledger, dict[Delivery, None]] = {}
+        """Deliveries that have arrived and are not granted, in that order, by link."""
         self.held: set[Delivery] = set()
         """Deliveries that the application holds."""
         self.without_id: set[Delivery] = set()
@@ -92,13 +90,8 @@ class RunClaims:
         self._lapsed_s = self._loop.time()
 
     # Deliveries come.
-    def arrived(
-        self, ledger: Ledger, deliveries: Sequence[Delivery], *, in_order: bool
-    ) -> list[Delivery]:
-        """Claim the messages of deliveries of one link; return those without an id, which have no claim.
-
-        in_order: these wait, too, behind the others.
-        """
+    def arrived(self, ledger: Ledger, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Claim the messages of deliveries of one link; return those without an id, which have no claim."""
         pending, key_of = self.pending.setdefault(ledger, {}), self._key_of
         known, free = [], []
         now_ms = wall_ms()
@@ -106,13 +99,11 @@ class RunClaims:
             message_id, age_ms = id_and_age(delivery, now_ms)
             if message_id:
                 known.append((key_of(message_id), delivery, age_ms))
-                pending[delivery] = ASKED
+                pending[delivery] = None
                 continue
             self.without_id.add(delivery)
             self._without_id_count += 1
             free.append(delivery)
-            if in_order:
-                pending[delivery] = GRANTED
         if known:
             self.machine.arrived(known, deliveries[-1].received_ns // 1_000_000)
             if (orders := self.machine.take()) is not None:
@@ -128,14 +119,14 @@ class RunClaims:
             self._without_id_count += 1
             self._on_orders(Orders(hand_out=[delivery]))
             return
-        self.pending.setdefault(delivery._ledger, {})[delivery] = ASKED
+        self.pending.setdefault(delivery._ledger, {})[delivery] = None
         self.machine.comes_again(self._key_of(message_id), delivery, age_ms, monotonic_ms())
         self.carry_out()
         self.talk()
 
     def claim_anew(self, delivery: Delivery) -> None:
         """Have a delivery wait whose claim ran out before its run: it is granted again."""
-        self.pending.setdefault(delivery._ledger, {})[delivery] = ASKED
+        self.pending.setdefault(delivery._ledger, {})[delivery] = None
         self.talk()
 
     def settled(self, delivery: Delivery) -> None:
@@ -161,6 +152,10 @@ class RunClaims:
         for delivery in deliveries:
             self.held.discard(delivery)
             self.machine.not_started(delivery)
+
+    def has_claim(self, delivery: Delivery) -> bool:
+        """Return whether a delivery has one, or is to have one: False for a message without an id."""
+        return delivery not in self.without_id
 
     def is_telling(self, delivery: Delivery) -> bool:
         """Return whether the store is still to be told about the last run of a delivery."""
@@ -334,7 +329,6 @@ class Claimed:
     ) -> None:
         self._behind, self._plain = behind, plain
         self._chain, self._on_turn, self._on_ready = chain, on_turn, on_ready
-        self._in_order = False
         self.claims = claims = RunClaims(
             dedup,
             str(source),
@@ -351,8 +345,7 @@ class Claimed:
 
     def keep_order(self) -> None:
         """Hand out in the order of each link, whatever is granted first. Of a single active consumer."""
-        self._in_order = True
-        self.claims.keep_all()
+        self._behind = LinkOrder(self._plain, self.claims)
 
     # The application's side.
     def take(self) -> Delivery | None:
@@ -405,10 +398,7 @@ class Claimed:
         """Claim deliveries of one link; they are granted to the stage behind as the store answers."""
         if self._behind.has_lanes:
             self._behind.entered(deliveries)
-        free = self.claims.arrived(ledger, deliveries, in_order=self._in_order)
-        if free and self._in_order:
-            self._grant_in_order(self.claims.pending[ledger])
-        elif free:
+        if free := self.claims.arrived(ledger, deliveries):
             self._behind.granted(free)
 
     def withdrawn(
@@ -436,9 +426,6 @@ class Claimed:
 
     def _is_next(self, delivery: Delivery) -> bool:
         """Return whether a delivery would go to the application if it were granted."""
-        if self._in_order:
-            pending = self.claims.pending.get(delivery._ledger, ())
-            return next(iter(pending), None) is delivery
         return self._behind.is_next(delivery)
 
     # Orders of `core.once`.
@@ -463,12 +450,7 @@ class Claimed:
             self._report(delivery, "deferred")
         if orders.held:
             self._behind.held(orders.held)
-        if self._in_order:
-            self._note(orders.hand_out, GRANTED)
-            self._note(orders.held, DENIED)
-            for pending in claims.pending.values():
-                self._grant_in_order(pending)
-        elif orders.hand_out:
+        if orders.hand_out:
             for delivery in orders.hand_out:
                 claims.settled(delivery)
             self._behind.granted(orders.hand_out)
@@ -487,29 +469,3 @@ class Claimed:
     def _report(self, delivery: Delivery, verdict: str) -> None:
         if self._chain is not None:
             self._chain.deduplicated(delivery, verdict)
-
-    # The order of links.
-    def _note(self, deliveries: Iterable[Delivery], claim: int) -> None:
-        for delivery in deliveries:
-            pending = self.claims.pending.get(delivery._ledger)
-            if pending is not None and delivery in pending:
-                pending[delivery] = claim
-
-    def _grant_in_order(self, pending: dict[Delivery, int]) -> None:
-        """Grant what has its claim and nothing before it on its link that still waits.
-
-        Nothing behind a first that somebody else runs keeps its claim: as in `core.keyed`, both would wait.
-        """
-        ready = list(itertools.takewhile(lambda each: pending[each] == GRANTED, pending))
-        for delivery in ready:
-            del pending[delivery]
-        if ready:
-            self._behind.granted(ready)
-        is_denied = next(iter(pending.values()), ASKED) == DENIED
-        claim, becomes = (GRANTED, LET_GO) if is_denied else (LET_GO, ASKED)
-        found = [
-            each for each in pending if pending[each] == claim and each not in self._without_id
-        ]
-        if found:
-            self._note(found, becomes)
-            (self.claims.let_go if is_denied else self.claims.ask)(found)

@@ -1,13 +1,14 @@
 """The way of a delivery from its link to the application and back, in stages.
 
-    link ─▶ Inbox ─▶ Claimed ─▶ Ordered ─▶ Plain ─▶ application
-                        ▲                              │ its answer
-                        └──────────────────────────────┘
+    link ─▶ Inbox ─▶ Claimed ─▶ Ordered, or LinkOrder ─▶ Plain ─▶ application
+                        ▲                                            │ its answer
+                        └────────────────────────────────────────────┘
                      the first stage, from which it goes on to the others
 
-`Plain` is always there; `Claimed` where messages are deduplicated, `Ordered` where an order is kept. The
-first of them gets what arrives and the answers of the application. A stage knows the one behind it, and none
-knows the Inbox: what goes to a link is entered in the ledger of the delivery, and `Inbox.flush` sends it.
+`Plain` is always there; `Claimed` where messages are deduplicated, `Ordered` where an order is kept, and
+`LinkOrder` where a single active consumer deduplicates. The first of them gets what arrives and the answers
+of the application. A stage knows the one behind it, and none knows the Inbox: what goes to a link is entered
+in the ledger of the delivery, and `Inbox.flush` sends it.
 
     arrived ─▶ granted ─▶ taken ─▶ ack, nack, retry, park ─▶ answered
        │          ▲ its claim is stored, and it is the next of its lane
@@ -129,6 +130,9 @@ class Claiming(Protocol):
     def may_start(self, delivery: Delivery) -> bool:
         """Return whether its claim still stands. False: it is asked for again, and granted again."""
 
+    def has_claim(self, delivery: Delivery) -> bool:
+        """Return whether a delivery has a claim, or is to have one: False for a message without an id."""
+
     def is_telling(self, delivery: Delivery) -> bool:
         """Return whether the store is still to be told about the last run of a delivery."""
 
@@ -174,6 +178,9 @@ class NoClaims:
 
     def may_start(self, delivery: Delivery) -> bool:
         return True
+
+    def has_claim(self, delivery: Delivery) -> bool:
+        return False
 
     def is_telling(self, delivery: Delivery) -> bool:
         return False
