@@ -324,14 +324,14 @@ def or_fault(profile: Profile, folder: Path, running: Running) -> dict[str, Any]
         }
 
 
-@click.command(epilog="Example: python -m bench knee steady --p99-max-ms 20")
+@click.command(epilog="Example: python -m bench knee steady --p99-max-s 0.02")
 @click.argument("profile")
-@options.number("--p99-max-ms", default=20.0, help="The bound.", least=0)
+@options.number("--p99-max-s", default=0.02, help="The bound.", least=0)
 @options.number("--top", default=100_000.0, help="Highest rate that is tried.")
 @options.folder("Goes on where it was interrupted. Default: out/knee-time.")
 @options.network
-def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, network: str) -> None:
-    """Find the highest constant rate at which 99 % of PROFILE's messages come within --p99-max-ms.
+def knee(profile: str, p99_max_s: float, top: float, folder: Path | None, network: str) -> None:
+    """Find the highest constant rate at which 99 % of PROFILE's messages come within --p99-max-s.
 
     Confirms, and deliveries where there are consumers. A rate also fails when the load was held back, or
     when the client was the bottleneck; the answer is then the client's knee and says so. Each try has a
@@ -344,9 +344,9 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
         raise InputInvalid(f"{wanted.name}: a schedule of kind constant is wanted to begin with")
     if SYSTEMS[wanted.system.name].own_load:
         raise InputInvalid(f"{wanted.system.name}: its load is its own, and has no intended times")
-    if not (math.isfinite(top) and math.isfinite(p99_max_ms) and top >= schedule.rate_per_s):
+    if not (math.isfinite(top) and math.isfinite(p99_max_s) and top >= schedule.rate_per_s):
         raise InputInvalid(
-            f"--top {top:g}, --p99-max-ms {p99_max_ms:g}: finite numbers, and a top of "
+            f"--top {top:g}, --p99-max-s {p99_max_s:g}: finite numbers, and a top of "
             f"{schedule.rate_per_s:g} or more, the profile's own rate"
         )
     place = made(folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -357,12 +357,12 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
         load = dataclasses.replace(wanted.load, schedule=Constant(rate_per_s=rate))
         name = f"{rate:010.2f}-{search.count(rate) + 1}"
         step = Step(name, dataclasses.replace(wanted, load=load))
-        fault = fault_of(one_by_one([step], place, network)[name], p99_max_ms)
+        fault = fault_of(one_by_one([step], place, network)[name], 1_000 * p99_max_s)
         search.note(rate, fault)
         runs.append(name)
         tries.append((f"{rate:,.0f}/s", f"fails: {fault}" if fault else "holds"))
         click.echo(" ".join(tries[-1]))
-    answer = search.told(p99_max_ms)
+    answer = search.told(1_000 * p99_max_s)
     told_of = Summary(title=answer, head=("rate", "how it went"), rows=tries, left=2)
     summarize(f"knee {profile}", told_of, place, runs)
     if not search.held:

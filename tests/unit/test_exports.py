@@ -226,6 +226,15 @@ DOORS = (
 COMPARES = {"messagebus.testing.MemoryBus.assert_published"}
 
 
+# Moments, in ms since 1970; not durations.
+MOMENTS = {
+    "messagebus.admin.ParkedCount.__init__(oldest_ms)",
+    "messagebus.admin.ParkedMessage.__init__(first_ms)",
+    "messagebus.admin.ParkedMessage.__init__(parked_ms)",
+    "messagebus.admin.SpooledMessage.__init__(accepted_ms)",
+}
+
+
 def public_callables() -> dict[str, Callable[..., object]]:
     """Return every public function, constructor and method behind the doors."""
     found: dict[str, Callable[..., object]] = {}
@@ -259,3 +268,14 @@ def test_no_public_callable_hides_its_options() -> None:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD
     ]
     assert set(hidden) == COMPARES
+
+
+def test_every_duration_in_a_public_signature_or_setting_is_in_seconds() -> None:
+    """A name that ends in _ms would be a second unit beside all the names in _s."""
+    in_ms = {
+        f"{name}({parameter})"
+        for name, each in public_callables().items()
+        for parameter in inspect.signature(each).parameters
+        if parameter.endswith("_ms")
+    }
+    assert in_ms == MOMENTS

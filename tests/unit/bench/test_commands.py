@@ -262,7 +262,7 @@ def test_one_run_that_fails_does_not_end_the_others(
         (("--top", "nan"), "'--top': nan: a number below"),
         (("--top", "inf"), "'--top': inf: a number below"),
         (("--top", "10"), "the profile's own rate"),
-        (("--p99-max-ms", "nan"), "'--p99-max-ms': nan: a number below"),
+        (("--p99-max-s", "nan"), "'--p99-max-s': nan: a number below"),
     ],
 )
 def test_a_knee_without_a_bound_is_refused(
