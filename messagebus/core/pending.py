@@ -110,7 +110,7 @@ class PendingPublishes:
         """Create it empty. ordered: what was sent and not answered goes again first and in order, whether or
         not it has its end: it may be stored, or become so late, and nothing may be sent behind it before.
         """
-        self._messages_max, self._bytes_max = messages_max, bytes_max
+        self.messages_max, self.bytes_max = messages_max, bytes_max
         self._window, self._window_bytes_max = window, window_bytes_max
         self._attempts_max, self._retry_unknown = attempts_max, retry_unknown
         self._ordered = ordered
@@ -152,9 +152,9 @@ class PendingPublishes:
 
     def has_room(self, size: int, count: int = 1) -> bool:
         """Return whether messages of this total size in bytes may be accepted; one alone may be larger."""
-        if self.waiting + count > self._messages_max:
+        if self.waiting + count > self.messages_max:
             return False
-        return self.waiting_bytes + size <= self._bytes_max or not self.waiting
+        return self.waiting_bytes + size <= self.bytes_max or not self.waiting
 
     def unanswered_ms(self, now_ms: int) -> int:
         """Return how long the oldest publish of the current link has waited for its answer, in ms."""

@@ -109,7 +109,6 @@ class Admission:
     ) -> None:
         self._bus, self._config, self._hooks, self._wire = bus, config, hooks, wire
         self._deadline_ms = whole_ms(config.deadline_s)
-        self._messages_max, self._bytes_max = config.backlog_messages_max, config.backlog_bytes_max
         self.outgoing = Outgoing(
             config.redundant, config.redundancy, has_spool=config.spool is not None
         )
@@ -154,7 +153,7 @@ class Admission:
         drivers = Drivers(
             self._bus, self._config, self.outgoing, self._on_room, self._wire, self._hooks
         )
-        own, most = drivers.own, self._messages_max
+        own, most = drivers.own, self._config.backlog_messages_max
         self._door, self._pending = own.door, own.pending
         self._plain = Lane(own.pending.has_room, lambda: own.pending.waiting, most)
         self._plain_tickets = self._plain.tickets
@@ -217,8 +216,8 @@ class Admission:
         waiting = pending.waiting
         if (
             self._plain_tickets
-            or waiting >= self._messages_max
-            or (waiting and pending.waiting_bytes + len(body) > self._bytes_max)
+            or waiting >= pending.messages_max
+            or (waiting and pending.waiting_bytes + len(body) > pending.bytes_max)
         ):
             return None
         return self._door.submit(target, body, message, timeout_ms, waiter)

@@ -188,11 +188,8 @@ class RedundantDrivers:
     ) -> RedundantPublish:
         """Accept a publish without a bound: the caller has asked for room. As `Door.submit`."""
         now = self._used_ms = time.monotonic_ns() // 1_000_000
-        first, second = self.first, self.second
-        if second is None:
-            second = self._begin()
-        deadline_ms = now + timeout_ms
-        redundancy = target.redundancy
+        deadline_ms, redundancy = now + timeout_ms, target.redundancy
+        first, second = self.first, self.second or self._begin()
         if message is None:
             publish = RedundantPublish(self, next(self._ids), target, body, deadline_ms, waiter)
             stamp_s, shape, packed_max = self._bare.get(target, _NO_SHAPE)

@@ -35,7 +35,6 @@ from messagebus._io.publish.spool.replayer import REPLAY_MESSAGES, Replayed, Rep
 from messagebus._io.publish.spool.writer import Disk, Writer
 from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, PublisherConfig
-from messagebus.core.confirms import Packing
 from messagebus.core.pending import CONFIRMED, Item
 from messagebus.message import Message
 
@@ -64,6 +63,7 @@ class DiskDoor:
     ) -> None:
         assert config.spool is not None
         self._driver, self._memory, self._pending = driver, driver.memory, driver.pending
+        self.packing_of = driver.memory.packing_of
         self._settings, self._records = config.spool, Records()
         root = Path(config.spool.path).absolute()  # whatever folder the process goes to
         self._keeper = Keeper(root, name_of(bus), self._records, driver.tasks, self._deleted)
@@ -128,9 +128,6 @@ class DiskDoor:
         bundle = Bundle(ids, bodies, size, target, now_ms() + timeout_ms, waiter)
         self._to_disk(bundle)
         return bundle
-
-    def packing_of(self, target: Target) -> Packing | None:
-        return self._memory.packing_of(target)
 
     def _to_disk(self, publish: Publish) -> None:
         self._writer.add(publish)

@@ -268,6 +268,7 @@ class Writer:
                 own.folder.append, segment.name, header, b"".join(parts), segment.end
             )
         except Exception as fault:  # of the disk; any other one is a fault of the library
+            self._written()
             index.close_segment()
             self._queue.extendleft(reversed([each for each in group if each.end is None]))
             self._left([each for each in group if each.end is not None])
@@ -275,8 +276,7 @@ class Writer:
                 keeper.file_gone(own)
             self.failed(fault)
             return
-        finally:
-            self._writing, keeper.is_writing = [], False
+        self._written()  # not when it is cancelled: `end_all` settles what is being written
         for (number, lane), part in zip(written, parts, strict=True):
             index.written(number, lane, ms, len(part))
         keeper.written_ms = now_ms()
@@ -286,6 +286,9 @@ class Writer:
         self._left(group)
         self._end(group, SPOOLED)
         self._on_written(sum(publish.count for publish in group))
+
+    def _written(self) -> None:
+        self._writing, self._keeper.is_writing = [], False
 
     # What the disk says.
     def failed(self, fault: Exception) -> None:
