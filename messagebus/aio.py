@@ -263,6 +263,7 @@ class AsyncPublisher:
         """Publish several payloads together, as `Publisher.send_many` does."""
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, None, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
+        given = NONE_GIVEN if given == NONE_GIVEN else given  # compared once, not for each payload
         payloads = checked_payloads(payloads)
         if self._hooks is not None:
             with self._hooks.publishing_many(self._outgoing.name_of(destination)):
@@ -272,7 +273,7 @@ class AsyncPublisher:
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         many, failed = Many(finished), None
         bare = read(destination, b"", NONE_GIVEN)[0]
-        packing = None if given != NONE_GIVEN else admission.packing_of(bare)
+        packing = None if given is not NONE_GIVEN else admission.packing_of(bare)
         if packing is not None:
             payloads = bundled(payloads, packing)
         try:

@@ -45,7 +45,7 @@ from messagebus.errors import (
 )
 from messagebus.handling import checked_grace
 from messagebus.hooks import Hooks
-from messagebus.message import Header, Message, Payload, given_options
+from messagebus.message import NONE_GIVEN, Header, Message, Payload, given_options
 from messagebus.stats import RUNNING, Outcome, Published, PublisherStats, Status, why_not_running
 from messagebus.terminal import plural
 
@@ -379,6 +379,7 @@ class Publisher:
         """
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, None, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
+        given = NONE_GIVEN if given == NONE_GIVEN else given  # compared once, not for each payload
         failed: Exception | None = None
         payloads = checked_payloads(payloads)
         self._intake.refuse_here()

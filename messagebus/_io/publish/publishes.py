@@ -105,7 +105,8 @@ class Outgoing:
 
         Raises NameInvalid, MessageInvalid, or ConfigError for redundancy without confirms or beside a spool.
         """
-        if type(payload) is bytes and given == NONE_GIVEN:  # the usual case: a Message costs 2 us
+        if type(payload) is bytes and (given is NONE_GIVEN or given == NONE_GIVEN):
+            # The usual case: a Message costs 2 us.
             if len(payload) > BODY_BYTES_MAX:
                 raise MessageInvalid(f"body of {len(payload)} bytes: at most {BODY_BYTES_MAX}")
             if isinstance(destination, str):
