@@ -21,6 +21,7 @@ from typing import Self
 from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import LoopThread, OneStop, is_interrupting, now_ms
+from messagebus._io.publish.door import Door
 from messagebus._io.publish.drivers import Drivers, refuse_batches
 from messagebus._io.publish.publishes import (
     Many,
@@ -115,9 +116,9 @@ class _Submitted:
         self.target, self.body, self.message = target, body, message
         self.deadline_ms, self.waiter = deadline_ms, waiter
 
-    def hand_over(self, drivers: Drivers, now: int) -> None:
+    def hand_over(self, to: Drivers | Door, now: int) -> None:
         timeout_ms = max(1, self.deadline_ms - now)
-        publish = drivers.submit(self.target, self.body, self.message, timeout_ms, self.waiter)
+        publish = to.submit(self.target, self.body, self.message, timeout_ms, self.waiter)
         if isinstance(self.waiter, Many):
             self.waiter.add(publish)
 
@@ -664,9 +665,10 @@ class _Intake:
                     self._put_in(waiting.submitted)
                     waiting.wake(is_accepted=True)
             # Handed over under the lock, so that a call that asks for room finds each of them counted once.
-            now = now_ms()
+            now, door = now_ms(), drivers.own.door
             while self.inbox:
-                self.inbox.popleft().hand_over(drivers, now)
+                submitted = self.inbox.popleft()
+                submitted.hand_over(drivers if submitted.target.redundancy else door, now)
             self._inbox_bytes = 0
 
 
