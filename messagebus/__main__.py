@@ -1,7 +1,7 @@
 """The command `messagebus`. Commands that are not here are in `messagebus.commands`.
 
 Settings come from the environment (MESSAGEBUS_BROKER, MESSAGEBUS_LIST_URL, MESSAGEBUS_USER,
-MESSAGEBUS_PASSWORD or MESSAGEBUS_PASSWORD_FILE, ...: docs/howto/settings.md). Errors are one line on
+MESSAGEBUS_PASSWORD or MESSAGEBUS_PASSWORD_FILE, ...: docs/reference/settings.md). Errors are one line on
 standard error; exit codes are those of `messagebus.commands.exits`.
 """
 
@@ -193,7 +193,7 @@ def declare(
     later = f"; later, before they take publishes: {', '.join(done.later)}" if done.later else ""
     say(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")
     if any(name.startswith("stream:") for name in wanted):
-        say("a stream keeps no headers that are lists or tables: docs/replay.md")
+        say("a stream keeps no headers that are lists or tables: docs/guides/replay.md")
     return 0
 
 

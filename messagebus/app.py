@@ -146,7 +146,7 @@ class App:
         over one of its own where that one has a spool.
     dedup: of all its subscribers, each of which may have another one: see `Consumer`.
     spool: as of a `Publisher`, of the handlers' shared publisher.
-    middleware: functions around each run of its handlers, the first outermost: see docs/howto/frameworks.md.
+    middleware: functions around each run of its handlers, the first outermost: see docs/guides/frameworks.md.
     codecs: forms of payloads beside JSON: see `messagebus.payloads.Codec`.
     Everything belongs to the loop of `start`, except `publish_blocking` and `request_stop`.
     """

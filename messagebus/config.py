@@ -310,7 +310,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Spool:
-    """Folder on this host for messages that no broker takes just now; docs/spool.md.
+    """Folder on this host for messages that no broker takes just now; docs/guides/spool.md.
 
     path: the folder; each publisher has a sub-folder of its own in it, and takes over those of processes that
         ended. bytes_max, messages_max: of one publisher, with what it took over; a message that does not
@@ -427,9 +427,9 @@ class ConsumerConfig(_Settings):
         limit is logged.
     at_most_once: answer before the handler sees a delivery; a crash, or a run that fails, then loses it.
     dedup: URL of the store of deduplication, such as ``redis://…`` or ``sqlite:///…``; "" for none. Never
-        shown: it may hold a password. A consumer's own `dedup` goes before it; see docs/once.md.
+        shown: it may hold a password. A consumer's own `dedup` goes before it; see docs/explanation/once.md.
     order: "key": deliveries of one key are handed out one after the other, the next when the last is
-        answered; "partition": so are all of one broker; "none": see docs/order.md.
+        answered; "partition": so are all of one broker; "none": see docs/explanation/order.md.
     slots, slot, cover: with slots > 0 this consumer, number `slot` (from 0) of `slots` in its
         subscription, takes only its share of the brokers; each broker is taken by `cover` of them.
         For hundreds of brokers and consumers; 0 takes all.

@@ -155,9 +155,10 @@ class Consumer:
 
     Any thread may call any method. Nothing is acked before `ack`, unless the config says at_most_once.
     bus: None reads the environment, as of a `Publisher`.
-    dedup: makes each message's handler end well once (docs/once.md): a `Dedup`, a store, or its URL.
-    None takes that of the config, False none. Duplicates are then acked and never handed out.
-    order: "key", "partition" or "none" (docs/order.md); None takes that of the config.
+    dedup: makes each message's handler end well once: a `Dedup`, a store, or its URL
+    (docs/explanation/once.md). None takes that of the config, False none. Duplicates are then acked and
+    never handed out.
+    order: "key", "partition" or "none" (docs/explanation/order.md); None takes that of the config.
     """
 
     def __init__(

@@ -108,9 +108,10 @@ class Topic:
 
     name: 1 to 120 of letters, digits and ``_ . -``. durability: what a confirmed message survives; the
     queues of its subscriptions are of that kind. partitions: 1 to 1,024, for ever; each has one broker, its
-    home, and keeps the order of its keys through every change of brokers (docs/order.md). 0: none. Names are
-    then of 110 bytes at most. homes: set by the agents. mqtt: whether what MQTT clients publish under its
-    name comes to it (docs/howto/stomp.md); None: as it is. Two topics are equal when their names are.
+    home, and keeps the order of its keys through every change of brokers
+    (docs/explanation/order.md). 0: none. Names are then of 110 bytes at most. homes: set by the
+    agents. mqtt: whether what MQTT clients publish under its name comes to it
+    (docs/guides/stomp.md); None: as it is. Two topics are equal when their names are.
     """
 
     name: str

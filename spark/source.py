@@ -8,7 +8,7 @@
 Needs PySpark 4.2. Reads what `messagebus.Stream` keeps; nothing is taken from any subscription. An offset of
 Spark holds, for each broker, the next offset to read and the id of the message before it. A range of offsets
 gives the same rows whenever it is read, so with a sink that replaces a batch by its number every stored
-message arrives once. docs/replay.md has the columns, the options and what is promised.
+message arrives once. docs/guides/replay.md has the columns, the options and what is promised.
 """
 
 from __future__ import annotations

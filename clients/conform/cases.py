@@ -1,6 +1,7 @@
 """The cases: what a client must do, case by case. Each makes its trouble and judges by ids.
 
-A case is a function of a `Stage` that raises Wrong. Numbers and texts are those of docs/conformance.md.
+A case is a function of a `Stage` that raises Wrong. Numbers and texts are those of
+docs/reference/conformance.md.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def conform(
     cluster: str,
     keep: bool,
 ) -> int:
-    """Judge COMMAND, a client of the bus in any language, by the cases of docs/conformance.md.
+    """Judge COMMAND, a client of the bus in any language, by the cases of docs/reference/conformance.md.
 
     Starts a cluster of its own, which needs the operators' kit (`python -m ops`). On a given bus
     (--brokers, --agents; login as of any client) cases that break brokers do not run.

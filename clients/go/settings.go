@@ -22,7 +22,7 @@ const (
 	refusedFirst, refusedMax = time.Second, 30 * time.Second
 )
 
-// Settings are those of docs/howto/settings.md that a client needs.
+// Settings are those of docs/reference/settings.md that a client needs.
 type Settings struct {
 	Broker, ListURL, User, PasswordFile, Cluster, ClientID string
 	TLS                                                    bool

@@ -1,6 +1,6 @@
 """Exit codes of every command and kit, the same everywhere, and errors in one line.
 
-docs/howto/commands.md has the codes as a table, and every program's ``--help``.
+docs/reference/commands.md has the codes as a table, and every program's ``--help``.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def of_outbox(command: Callable[..., int]) -> Callable[..., int]:
 def ddl(database: str, table: str, drop: bool) -> int:
     """Print the statements that make both tables, or drop them; nothing is executed.
 
-    For a migration of Django or Alembic: docs/outbox.md.
+    For a migration of Django or Alembic: docs/guides/outbox.md.
 
     \b
     Example:

@@ -1,4 +1,4 @@
 """Messagebus within frameworks: lifespans, dependencies, typed topics, codecs, AsyncAPI, CloudEvents.
 
-Each module imports the package that it is for, and nothing else of them: docs/howto/frameworks.md.
+Each module imports the package that it is for, and nothing else of them: docs/guides/frameworks.md.
 """

@@ -6,7 +6,7 @@
         outbox.add(connection, "orders", {"number": 17}, key="customer-4")
 
 A row whose transaction commits is published at least once, under its id; one that is rolled back, never. A
-relay publishes: `messagebus outbox relay`, `App(outbox=...)`, `AsyncRelay` or `Relay`. docs/outbox.md
+relay publishes: `messagebus outbox relay`, `App(outbox=...)`, `AsyncRelay` or `Relay`. docs/guides/outbox.md
 """
 
 from messagebus.outbox.adding import Outbox

@@ -123,7 +123,7 @@ def examine(environ: Mapping[str, str], rights: Rights) -> list[Finding]:
     try:
         bus = bus_settings()
     except ConfigError as fault:
-        return [*found, _fault("settings", str(fault), "correct it: docs/howto/settings.md")]
+        return [*found, _fault("settings", str(fault), "correct it: docs/reference/settings.md")]
     return [*found, *run_blocking(_of_bus(bus, rights))]
 
 
@@ -281,7 +281,7 @@ async def _why_no_link(
             )
             return _fault(what, told, todo)
         case ConfigError():
-            return _fault(what, told, "docs/howto/settings.md")
+            return _fault(what, told, "docs/reference/settings.md")
     spoken = await _spoken(address, tls=bus.tls)
     if spoken := spoken or ("plain AMQP" if "WRONG_VERSION_NUMBER" in told else ""):
         return _fault(what, f"{spoken} is spoken there", _TODO_SPOKEN[spoken])

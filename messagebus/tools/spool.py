@@ -28,7 +28,7 @@ PROGRESS_EVERY_S = 1.0
 
 @click.group("spool", short_help="Count, show, send or drop what waits on this host's disk.")
 def group() -> None:
-    """Count, show, send or drop what publishers left in a disk spool on this host (docs/spool.md).
+    """Count, show, send or drop what publishers left in a disk spool on this host (docs/guides/spool.md).
 
     PATH: the folder; without it that of MESSAGEBUS_PUBLISHER_SPOOL.
 

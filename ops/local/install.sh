@@ -102,7 +102,7 @@ install_as_root() {
         root=sudo
     else
         echo "missing: $*. Ask the administrator for: apt-get install --no-install-recommends $*." \
-            "Without root: docs/howto/without-root.md" >&2
+            "Without root: docs/operations/without-root.md" >&2
         exit 2
     fi
     echo "installing Debian packages: $*"

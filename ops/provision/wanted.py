@@ -33,8 +33,8 @@ PLUGINS = ("management", "event_exchange")
 BOUND = "mb.bound"
 """Name of the policy that bounds every queue of the bus by bytes."""
 
-# tags; configure, write, read. docs/security.md has the same table. The rights to read an exchange and to
-# write to a queue or exchange allow to bind them, and to unbind them. So no application may read any
+# tags; configure, write, read. docs/operations/security.md has the same table. The rights to read an exchange
+# and to write to a queue or exchange allow to bind them, and to unbind them. So no application may read any
 # exchange: `Queue.exchange` has a name apart.
 OURS = r"mb\..*"
 RIGHTS: Mapping[str, tuple[str, str, str, str]] = {

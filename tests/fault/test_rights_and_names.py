@@ -147,7 +147,7 @@ MAY = {
     "probe": ("", ""),
     "narrow": ("topic", "sub park"),
 }
-# An application of its own names, as docs/security.md has it; it may not retry.
+# An application of its own names, as docs/operations/security.md has it; it may not retry.
 NARROW = ("^$", r"^mb\.topic/{0}$", r"^mb\.(sub|park)/{0}/all$")
 
 

@@ -160,7 +160,7 @@ class Service:
         return +found
 
     def cause_of(self, first: tuple[int, float], second: tuple[int, float]) -> str:
-        """Return the cause of a second mail, as docs/once.md names them.
+        """Return the cause of a second mail, as docs/explanation/once.md names them.
 
         The third, a store that forgot, cannot be: this one has every record on its disk before it answers.
         """

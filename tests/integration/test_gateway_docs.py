@@ -1,4 +1,4 @@
-"""The commands of docs/gateway.md: its files, its gateway and curl, on real brokers."""
+"""The commands of docs/guides/gateway.md: its files, its gateway and curl, on real brokers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ops.local.cluster import LocalCluster
 from tests.support.documents import ROOT, Block, blocks_of, files_of
 from tests.support.eventually import eventually
 
-PAGE = ROOT / "docs" / "gateway.md"
+PAGE = ROOT / "docs" / "guides" / "gateway.md"
 
 
 def blocks(language: str) -> list[Block]:

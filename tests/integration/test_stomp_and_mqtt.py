@@ -1,4 +1,4 @@
-"""Programs that speak STOMP or MQTT, on RabbitMQ's own plug-ins: as far as docs/howto/stomp.md says."""
+"""Programs that speak STOMP or MQTT, on RabbitMQ's own plug-ins: as far as docs/guides/stomp.md says."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def cluster(make_cluster: MakeCluster) -> LocalCluster:
 
 
 def grant(cluster: LocalCluster, user: str, role: str) -> None:
-    """Give a user the rights of a role of docs/security.md on every broker; make the device."""
+    """Give a user the rights of a role of docs/operations/security.md on every broker; make the device."""
     rights = dict(zip(("configure", "write", "read"), RIGHTS[role][1:], strict=True))
     for name in cluster.names:
         with cluster.management(name) as api:

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import importlib
 import inspect
+import itertools
 import os
 import re
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 
 import messagebus
 from docs import guarantees
-from docs.reference import MODULES
+from docs.site import MODULES
 from messagebus import BusConfig, ConsumerConfig, PublisherConfig
 from ops.local.certificates import issue_missing
 
@@ -49,7 +50,7 @@ def test_every_environment_variable_of_clients_is_in_the_documents() -> None:
 
 
 def test_every_setting_has_its_variable_and_default_in_the_how_to() -> None:
-    text = (ROOT / "docs" / "howto" / "settings.md").read_text()
+    text = (ROOT / "docs" / "reference" / "settings.md").read_text()
     told = set(re.findall(r"`(MESSAGEBUS_[A-Z_]+)`", text))
     kinds: dict[str, Any] = {
         "": BusConfig(),
@@ -74,7 +75,7 @@ def test_the_example_of_settings_is_good(tmp_path: Path) -> None:
     issue_missing(tmp_path, {"orders": ()})
     for name in ("user", "password"):
         (tmp_path / name).write_text(f"{name} of an example")
-    text = (ROOT / "docs" / "config" / "messagebus.toml").read_text()
+    text = (ROOT / "docs" / "reference" / "messagebus.toml").read_text()
     path = tmp_path / "messagebus.toml"
     path.write_text(text.replace("/etc/messagebus", str(tmp_path)))
     bus = BusConfig.from_file(path)
@@ -83,11 +84,61 @@ def test_the_example_of_settings_is_good(tmp_path: Path) -> None:
     assert ConsumerConfig.from_file(path).prefetch == 100
 
 
-def test_links_between_documents_lead_somewhere() -> None:
-    for page in (*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"):
-        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
+def documents() -> list[Path]:
+    """Return every text in Markdown that the repository keeps, those of kits and examples too."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in names.splitlines() if (ROOT / name).exists()]
+
+
+def prose_of(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the fragments that GitHub and the site give its headings."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", prose_of(page), re.M):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        slug = re.sub(r"[^\w -]", "", shown).replace(" ", "-")
+        again = (f"{slug}-{n}" for n in itertools.count(1))
+        found.add(slug if slug not in found else next(each for each in again if each not in found))
+    return found
+
+
+def is_broken(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    if not target.exists():
+        return True
+    return bool(anchor) and target.suffix == ".md" and anchor not in anchors_of(target)
+
+
+def test_links_between_documents_lead_to_a_file_and_to_a_heading() -> None:
+    broken = {
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in documents()
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose_of(page))
+        if not re.match(r"[a-z]+:", link) and is_broken(page, link)
+    }
+    assert broken == set()
+
+
+def test_a_link_to_a_heading_that_is_gone_is_broken() -> None:
+    page = ROOT / "docs" / "OPERATIONS.md"
+    assert is_broken(page, "#no-such-heading")
+    assert is_broken(page, "WIRE.md#no-such-heading")
+    assert is_broken(page, "no-such-page.md")
+    assert not is_broken(page, "OPERATIONS.md#first-look")
+
+
+def test_pages_that_code_and_settings_name_exist() -> None:
+    """Messages, docstrings, alert rules and comments name pages by their place in the repository."""
+    listed = ["git", "grep", "-ohIE", r"\bdocs/[A-Za-z/-]+\.(md|toml)(#[a-z-]+)?"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    named = set(names.split())
+    assert len(named) > 40
+    assert {name for name in named if is_broken(ROOT / "README.md", name)} == set()
 
 
 WITHIN_S = 300
@@ -171,9 +222,7 @@ def test_every_member_of_an_enum_is_described(name: str, cls: type[enum.Enum]) -
 
 def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
     """It runs in a process of its own: it makes warnings errors, and loads modules that are loaded late."""
-    write = (
-        "import pathlib, sys; from docs.reference import write; write(pathlib.Path(sys.argv[1]))"
-    )
+    write = "import pathlib, sys; from docs.site import write; write(pathlib.Path(sys.argv[1]))"
     told = subprocess.run(
         [sys.executable, "-c", write, str(tmp_path)],
         cwd=ROOT,

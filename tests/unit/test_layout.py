@@ -240,7 +240,9 @@ def test_what_the_first_tier_runs_beside_promises_is_there() -> None:
 def test_a_change_touches_the_tests_that_import_what_has_changed() -> None:
     heart = tiers.touched([])
     assert "tests/unit/core" in heart
-    more = set(tiers.touched(["lb/render.py", "docs/order.md", "tests/unit/lb/test_main.py"]))
+    more = set(
+        tiers.touched(["lb/render.py", "docs/explanation/order.md", "tests/unit/lb/test_main.py"])
+    )
     assert {"tests/unit/lb/test_render.py", "tests/unit/lb/test_main.py", *heart} <= more
     assert "tests/unit/lb/test_health.py" not in more
     assert "tests/unit/reports" not in more

@@ -70,7 +70,7 @@ ABSENT_SURE = 3
 # One agent with an unknown certificate is no reason to give up: the next try may reach another agent.
 # STRANGERS_MAX in a row (within half a second) mean that our own authority is wrong.
 STRANGERS_MAX = 4
-# RabbitMQ 3.10 keeps the name of a new quorum queue in memory for up to 3 s; see docs/internals.md.
+# RabbitMQ 3.10 keeps the name of a new quorum queue in memory for up to 3 s: docs/explanation/internals.md.
 SETTLE_MS = 4_000
 # Concurrent looks at destinations of one link: thousands fit into a dial's time.
 CALLS_AT_ONCE = 256

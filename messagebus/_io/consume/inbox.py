@@ -97,7 +97,7 @@ class Inbox:
         self.delivery_limit = source.delivery_limit
         """Number of times that a returned message is delivered again; 0: no limit."""
         self.in_order = source.single_active or way.ordered is not None
-        """True when returned deliveries must come again in their order: see docs/internals.md."""
+        """True when returned deliveries must come again in their order: see docs/explanation/internals.md."""
 
     def exists_as(self, options: Options) -> None:
         """Take over the source's existing options, where its consumer asked for fewer."""

@@ -110,7 +110,7 @@ class GatewayConfig:
     """Settings of a gateway.
 
     listen, admin: ``host:port`` of the service, and of /livez, /readyz and /metrics. name: in leases, shown
-    to clients. tokens_file: see docs/gateway.md. bus_login: Basic credentials are those of the bus.
+    to clients. tokens_file: see docs/guides/gateway.md. bus_login: Basic credentials are those of the bus.
     anonymous: "publish", "consume" or "all" without a login, on a loopback address only. origins: of
     browsers that may call (CORS). drain_s: between "not ready" and the end of pulls. grace_s: for leases.
     tls_client_ca_file: authority of clients' certificates, whose names stand in the file of tokens.

@@ -1,7 +1,7 @@
 """Publishes of requests: messages of bodies and headers, the answer of each end, replays by key.
 
-The table of ends is in docs/gateway.md. A 2xx is given for confirmed messages alone; 202 only where the
-caller asked for no confirm.
+The table of ends is in docs/guides/gateway.md. A 2xx is given for confirmed messages alone; 202 only where
+the caller asked for no confirm.
 """
 
 from __future__ import annotations

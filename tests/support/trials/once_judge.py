@@ -2,7 +2,7 @@
 
 Pure. An order must have one effect in each table. A table that is written with an inbox has no excuse. In
 one that is written behind deduplication alone an order may have a second effect, if what happened then is
-one of the three named causes (docs/once.md).
+one of the three named causes (docs/explanation/once.md).
 """
 
 from __future__ import annotations

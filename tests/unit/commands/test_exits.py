@@ -47,7 +47,9 @@ def said(fault: BaseException | int, **how: str) -> tuple[int, str]:
 
 
 def test_the_page_has_the_codes_as_they_are() -> None:
-    rows = re.findall(r"^\| (\d+) \| (.*) \|$", (ROOT / "docs/howto/commands.md").read_text(), re.M)
+    rows = re.findall(
+        r"^\| (\d+) \| (.*) \|$", (ROOT / "docs/reference/commands.md").read_text(), re.M
+    )
     assert [(int(code), text) for code, text in rows] == list(MEANINGS.items())
     assert list(MEANINGS) == list(Exit)
 
