@@ -51,17 +51,17 @@ LATER = {
         "messagebus.commands.flow:consume",
         "Print the messages of TOPIC, one a line, and ack them.",
     ),
-    "dedup": ("messagebus.tools.dedup:group", "Look at, or forget, what deduplication remembers."),
+    "dedup": ("messagebus.tools.dedup:group", "Show or delete records of deduplication."),
     "doctor": (
         "messagebus.tools.doctor:doctor",
-        "Look for what is wrong between this host and the bus.",
+        "Find problems between this host and the bus.",
     ),
     "from-file": ("messagebus.tools.archive:from_file", "Publish the messages of archived files."),
     "outbox": (
         "messagebus.commands.outbox:group",
-        "Relay a database's outbox; see what waits or was parked.",
+        "Relay a database's outbox; list waiting or parked rows.",
     ),
-    "parked": ("messagebus.tools.parked:group", "List, read, put back or drop what was given up."),
+    "parked": ("messagebus.tools.parked:group", "List, read, redrive or drop parked messages."),
     "partitions": (
         "messagebus.tools.partitions:partitions",
         "Show the homes of a topic's partitions, and move them.",
@@ -73,13 +73,13 @@ LATER = {
     "replay": ("messagebus.tools.replay:replay", "Read TOPIC's messages again from its streams."),
     "spool": (
         "messagebus.tools.spool:group",
-        "Count, show, send or drop what waits on this host's disk.",
+        "Count, show, send or drop spooled messages of this host.",
     ),
     "subscriptions": (
         "messagebus.tools.subscriptions:subscriptions",
         "List, delete or purge subscriptions and queues.",
     ),
-    "tail": ("messagebus.tools.tail:tail", "Look at new messages of TOPIC and take none."),
+    "tail": ("messagebus.tools.tail:tail", "Show new messages of TOPIC without consuming them."),
     "to-file": (
         "messagebus.tools.archive:to_file",
         "Write the messages of TOPIC to files and ack them.",
@@ -88,11 +88,14 @@ LATER = {
         "messagebus.tools.webhook:to_http",
         "Post each message of TOPIC to a URL and ack it.",
     ),
-    "top": ("messagebus.tools.top:top", "Show brokers, subscriptions and what is wrong, live."),
-    "topics": ("messagebus.tools.top:topics", "List topics and queues, and what waits for whom."),
+    "top": ("messagebus.tools.top:top", "Show brokers, subscriptions and problems, live."),
+    "topics": (
+        "messagebus.tools.top:topics",
+        "List topics and queues with their waiting messages.",
+    ),
     "trace": (
         "messagebus.tools.trace:trace_command",
-        "Tell where a message is, and how that is known.",
+        "Find a message, with the evidence for it.",
     ),
     "worker": (
         "messagebus.commands.worker:worker",
@@ -102,7 +105,7 @@ LATER = {
 
 
 @click.group("messagebus", cls=Program, later=LATER)
-@click.option("-v", "--verbose", is_flag=True, help="Tell what happens to links and lists.")
+@click.option("-v", "--verbose", is_flag=True, help="Also log connections and consumer lists.")
 @click.option("--profile", help="Settings of ~/.config/messagebus/PROFILE.toml.")
 def cli(verbose: bool, profile: str | None) -> None:
     """Publish to any RabbitMQ broker, consume from all of them.
@@ -127,24 +130,24 @@ def cli(verbose: bool, profile: str | None) -> None:
         apply_profile(profile)
 
 
-@cli.command(short_help="Make topics, subscriptions and queues exist.")
+@cli.command(short_help="Create topics, subscriptions and queues.")
 @click.argument("wanted", nargs=-1, required=True)
 @click.option(
     "--timeout-s",
     type=NumberRange(min=0.1),
     default=DECLARE_TIMEOUT_S,
     show_default=True,
-    help="How long to go on asking until all brokers have it.",
+    help="Seconds to keep trying until all brokers have it.",
 )
 @click.option(
     "--delivery-limit",
     type=click.IntRange(min=1),
-    help="Of subscriptions and queues: what comes back unanswered more often is parked.",
+    help="Of subscriptions and queues: park a message that returns unacked more often than this.",
 )
 @click.option(
     "--partitions",
     type=click.IntRange(min=1, max=1024),
-    help="Of topics: keep the order of each key through every change of brokers; for ever.",
+    help="Of topics: keep the order of each key through every change of brokers. Permanent.",
 )
 @click.option(
     "--unordered",
@@ -261,7 +264,7 @@ def agent(config: Path) -> int:
 @click.option(
     "--hash-password",
     is_flag=True,
-    help="Read a password and print what stands for it in the file.",
+    help="Read a password and print its hash for the file.",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Address of the page; default 127.0.0.1:8085.")
 def monitor(config: Path | None, hash_password: bool, listen: str | None) -> int:

@@ -35,7 +35,7 @@ LOGIN = (
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True)
-@click.option("--case", "cases", type=int, multiple=True, help="Only this case; may be said again.")
+@click.option("--case", "cases", type=int, multiple=True, help="Only this case; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a case.")
 @click.option(
     "--patience",

@@ -56,12 +56,12 @@ class Exit(IntEnum):
 MEANINGS: Mapping[Exit, str] = {
     Exit.DONE: "done",
     Exit.FAILED: "failed",
-    Exit.USAGE: "wrong use, or a setting that is wrong",
-    Exit.PARTLY: "some were done and some not",
+    Exit.USAGE: "wrong usage, or an invalid setting",
+    Exit.PARTLY: "partly done: some parts failed or did not answer",
     Exit.ABSENT: "no such topic, queue or subscription",
     Exit.LOGIN: "login refused, or not allowed",
-    Exit.SILENT: "nobody answered in time",
-    Exit.FOUND: "problems were found, by a check, a comparison or an audit",
+    Exit.SILENT: "no answer in time",
+    Exit.FOUND: "problems found by a check, a comparison or an audit",
     Exit.INTERRUPTED: "interrupted (Ctrl-C)",
     Exit.TERMINATED: "ended by SIGTERM",
 }

@@ -55,7 +55,7 @@ def destination_of(text: str, durability: str) -> Destination:
 
 def rate_option(command: Any) -> Any:
     return click.option(
-        "--rate", "rate_per_s", type=NumberRange(min=0.001), help="So many a second at most."
+        "--rate", "rate_per_s", type=NumberRange(min=0.001), help="At most this many a second."
     )(command)
 
 
@@ -149,7 +149,7 @@ class Sending:
 @click.option("--key", default="", help="Key of all messages: they keep their order per broker.")
 @click.option("--id", "message_id", default="", help="Id of the message; of a single one.")
 @new_ids_option
-@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be said again.")
+@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="Repeatable.")
 @click.option("--type", "kind", default="", help="Type of all messages, for readers.")
 @click.option(
     "--content-type",
@@ -157,12 +157,14 @@ class Sending:
     help="Of all messages. Default: FILE's by its suffix, such as application/json.",
 )
 @click.option(
-    "--delay", "delay_s", type=Duration(), help="Deliver after so long: 90s, 15m, 2h, 7d."
+    "--delay", "delay_s", type=Duration(), help="Deliver after this long: 90s, 15m, 2h, 7d."
 )
 @click.option(
-    "--at", metavar="TIME", help="Deliver then: 2030-01-31T08:00 (local), ...T08:00+00:00."
+    "--at", metavar="TIME", help="Deliver at this time: 2030-01-31T08:00 (local), ...T08:00+00:00."
 )
-@click.option("--expires", "ttl_s", type=Duration(), help="Drop it unread after so long: 90s, 7d.")
+@click.option(
+    "--expires", "ttl_s", type=Duration(), help="Drop the message unread after this long: 90s, 7d."
+)
 @click.option("--priority", type=click.IntRange(0, 9), help="Of all messages, where brokers can.")
 @rate_option
 @click.option("--redundant", is_flag=True, help="Have two brokers confirm each message.")
@@ -332,8 +334,10 @@ def layout_option(command: Any) -> Any:
 @click.command(short_help="Print the messages of TOPIC, one a line, and ack them.")
 @click.argument("topic")
 @subscription_option
-@click.option("--count", type=click.IntRange(min=1), help="Stop after that many messages.")
-@click.option("--idle-exit-s", type=NumberRange(min=0), help="Stop when that long nothing came.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
+@click.option(
+    "--idle-exit-s", type=NumberRange(min=0), help="Stop after this long without a message."
+)
 @click.option("--ndjson", is_flag=True, help="Print envelopes: id, key, headers, body as JSON.")
 @layout_option
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -54,7 +54,7 @@ def confirm(question: str | Callable[[], str], yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to be asked: --yes")
+        raise click.UsageError("no terminal to ask on: use --yes")
     if not click.confirm(question if isinstance(question, str) else question(), err=True):
         raise click.ClickException("nothing was done")
 

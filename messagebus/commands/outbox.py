@@ -32,10 +32,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _TOOLS = "messagebus.tools.outbox"
 LATER = {
-    "drop": (f"{_TOOLS}:drop", "Delete parked rows for good."),
-    "parked": (f"{_TOOLS}:parked", "Print the rows that were given up."),
-    "retry": (f"{_TOOLS}:retry", "Give parked rows to the relays again."),
-    "status": (f"{_TOOLS}:status", "Print how many rows wait, and who relays."),
+    "drop": (f"{_TOOLS}:drop", "Delete parked rows permanently."),
+    "parked": (f"{_TOOLS}:parked", "Print the parked rows."),
+    "retry": (f"{_TOOLS}:retry", "Queue parked rows for the relays again."),
+    "status": (f"{_TOOLS}:status", "Print the number of waiting rows, and the relays."),
 }
 
 
@@ -43,7 +43,7 @@ LATER = {
     "outbox",
     cls=Group,
     later=LATER,
-    short_help="Relay a database's outbox; see what waits or was parked.",
+    short_help="Relay a database's outbox; list waiting or parked rows.",
 )
 def group() -> None:
     """Relay the messages that applications add to a table in their own transactions.
@@ -135,7 +135,9 @@ def ddl(database: str, table: str, drop: bool) -> int:
 )
 @number("--attempts", 1, 1_000_000, RelayConfig().attempts_max, "Before a row is parked.")
 @click.option("--notify", is_flag=True, help="Listen to Outbox(notify=True), too; PostgreSQL.")
-@click.option("--keys-go-on", is_flag=True, help="Rows pass a failed one of their key: no order.")
+@click.option(
+    "--keys-go-on", is_flag=True, help="Rows overtake a failed row of their key: no order."
+)
 @click.option("--metrics", metavar="HOST:PORT", help="Serve /metrics, /ready and /live there.")
 @click.option(
     "--metrics-name",
@@ -167,7 +169,7 @@ def relay(
       messagebus outbox relay --metrics 127.0.0.1:9102
     """
     if names and metrics is None:
-        raise click.UsageError("--metrics-name: of what? --metrics wanted")
+        raise click.UsageError("--metrics-name requires --metrics")
     bus = bus_settings()
     config = RelayConfig(
         batch=batch,

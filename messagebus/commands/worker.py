@@ -28,7 +28,7 @@ GRACE_S_MAX = 86_400
     type=click.IntRange(1, PROCESSES_MAX),
     default=1,
     show_default=True,
-    help="Processes side by side; with more than one, one that crashes is started again.",
+    help="Number of processes. With more than one, a crashed process is restarted.",
 )
 @click.option("--health", metavar="HOST:PORT", help="Serve /ready, /live and /metrics there.")
 @click.option(
@@ -53,7 +53,7 @@ GRACE_S_MAX = 86_400
     show_default=True,
     help="Logs on standard error, a line each: for people, or JSON.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Tell what happens to links and lists, too.")
+@click.option("-v", "--verbose", is_flag=True, help="Also log connections and consumer lists.")
 @click.option(PARENT_OPTION, type=int, hidden=True)
 def worker(
     target: str,
@@ -82,7 +82,7 @@ def worker(
     configure_logging(form, logging.INFO if verbose else logging.WARNING)
     address = None if health is None else parse_address(health)
     if names and address is None:
-        raise click.UsageError("--health-name: of what? --health wanted")
+        raise click.UsageError("--health-name requires --health")
     if processes == 1:
         return _work(target, address, names, grace_s, parent_fd)
     command = child_command(

@@ -253,23 +253,23 @@ def reason(bus: Bus, name: str, left: float | None = None) -> str:
     rows = rows_of(bus, name)
     waiting = {broker: row for broker, row in rows.items() if row.waiting}
     if rows and not any(row.consumers for row in rows.values()):
-        return "nobody consumes it"
+        return "it has no consumer"
     worst = max(waiting, key=lambda each: waiting[each].oldest_ms(bus.at_ms) or 0, default="")
     if worst and not waiting[worst].consumers:
-        return f"nobody consumes it on {worst}"
+        return f"it has no consumer on {worst}"
     # A broker hands out what is ready at once, unless its consumers hold as many as they may.
     if waiting and all(row.ready and row.unacked and row.consumers for row in waiting.values()):
         held = sum(row.unacked or 0 for row in waiting.values())
         are = "stuck" if left == 0 else "slow"
         none = ", and answer none" if left == 0 else ""
         return (
-            f"its handlers are {are}: consumers hold {held:,} messages, as many as they may{none}"
+            f"its handlers are {are}: consumers hold {held:,} messages, their whole prefetch{none}"
         )
     if len(waiting) == 1 and len(rows) > 1:
         (broker,) = waiting
         state = bus.answers[broker].state
         return f"only on {broker}" + (f", which is in {state.alarm}" if state.alarm else "")
-    return "not known"
+    return "unknown"
 
 
 # Conditions.
@@ -310,14 +310,14 @@ def _broker_down(bus: Bus, _past: Past) -> Iterator[Finding]:
         (one.name, lb.url) for lb in bus.balancers for one in lb.servers if one.status == "DOWN"
     )
     for name, urls in _by_name(down).items():
-        yield Finding(name, f"Broker {name} takes no publishes: {_some(urls)} calls it down")
+        yield Finding(name, f"Broker {name} accepts no publishes: down according to {_some(urls)}")
 
 
 def _brokers_few(bus: Bus, _past: Past) -> Iterator[Finding]:
     for lb in bus.balancers:
         up = sum(each.status == "UP" for each in lb.servers)
         if lb.servers and not lb.fault and 2 * up <= len(lb.servers):
-            text = f"Only {up} of {plural(len(lb.servers), 'broker')} take publishes, by {lb.url}"
+            text = f"Only {up} of {plural(len(lb.servers), 'broker')} accept publishes, according to {lb.url}"
             yield Finding(lb.url, text)
 
 
@@ -327,9 +327,8 @@ def _disk_fills(bus: Bus, past: Past) -> Iterator[Finding]:
             continue
         if room.disk_free < 3 * room.disk_limit:
             free = f"{room.disk_free // 1_000_000:,} MB of disk are free on {broker}"
-            yield Finding(
-                broker, f"{free}; below {room.disk_limit // 1_000_000:,} it takes no more"
-            )
+            limit = f"below {room.disk_limit // 1_000_000:,} MB it accepts no publishes"
+            yield Finding(broker, f"{free}; {limit}")
         elif (left_s := _full_in_s(past.disks.get(broker, ()), room.disk_limit)) is not None:
             rate = "at the rate of the last hour"
             yield Finding(broker, f"The disk of {broker} is full in {duration(left_s)} {rate}")
@@ -354,7 +353,7 @@ def _lost(answer: Answer) -> str:
         loss for loss in answer.state.losses if loss.noticed_at_ms > answer.at_ms - 10 * MINUTE_MS
     ]
     names = _some({loss.name for loss in new})
-    return f"{names} vanished from {answer.broker}, and was made again" if new else ""
+    return f"Deleted on {answer.broker} and recreated by its agent: {names}" if new else ""
 
 
 def _unconsumed(bus: Bus, past: Past) -> Iterator[Finding]:
@@ -367,7 +366,7 @@ def _unconsumed(bus: Bus, past: Past) -> Iterator[Finding]:
         count = waiting[name]
         waits = f"{plural(count, 'message')} {_s('wait', count)}"
         yield Finding(
-            name, f"Nobody consumes {name} on {_some(brokers)}; {waits}", tuple(brokers), count
+            name, f"{name} has no consumer; {waits} on {_some(brokers)}", tuple(brokers), count
         )
 
 
@@ -401,9 +400,9 @@ def _grows_older(bus: Bus, past: Past, *, age_s: int) -> Iterator[Finding]:
     for name, (age_ms, broker, row) in worst.items():
         told = ""
         if rate := past.rates.get((broker, name, row.kind)):
-            told = f"; {rate.came:.1f}/s come and {rate.left:.1f}/s leave"
+            told = f": {rate.came:.1f} msg/s in, {rate.left:.1f} msg/s out"
         waits = f"The oldest message of {name} has waited on {broker} for {duration(age_ms / 1000)}"
-        text = f"{waits}, and it grows older{told}. Reason: {past.reason(bus, name)}"
+        text = f"{waits}; its age is rising{told}. Reason: {past.reason(bus, name)}"
         waiting = sum(each.waiting for each in rows_of(bus, name).values())
         yield Finding(name, text, (broker,), waiting)
 
@@ -433,14 +432,14 @@ def _parked_grows(bus: Bus, past: Past) -> Iterator[Finding]:
             on.setdefault(row.name, []).append(broker)
     for name, count in new.items():
         if count > 10:
-            text = f"{plural(count, 'message')} of {name} were parked in ten minutes"
+            text = f"{plural(count, 'message')} of {name} were parked in the last ten minutes"
             yield Finding(name, text, tuple(on[name]))
 
 
 def _list_old(bus: Bus, _past: Past) -> Iterator[Finding]:
     if bus.list_age_ms > 180_000:
-        old = f"No good list for {duration(bus.list_age_ms / 1000)}"
-        yield Finding("list", f"{old}: {bus.list_fault or 'nobody asked'}")
+        old = f"No valid list for {duration(bus.list_age_ms / 1000)}"
+        yield Finding("list", f"{old}: {bus.list_fault or 'no agent has been asked yet'}")
 
 
 def _behind(bus: Bus, _past: Past) -> Iterator[Finding]:
@@ -452,8 +451,8 @@ def _behind(bus: Bus, _past: Past) -> Iterator[Finding]:
     ]
     late, on = ({each[at] for each in found} for at in (0, 1))
     if late:
-        many = "1 client works" if len(late) == 1 else f"{len(late):,} clients work"
-        text = f"{many} by an older list than generation {bus.generation}"
+        many = "1 client uses" if len(late) == 1 else f"{len(late):,} clients use"
+        text = f"{many} a list older than generation {bus.generation}"
         yield Finding("list", f"{text}: {_some(late)}", tuple(on))
 
 
@@ -476,19 +475,16 @@ def _topologies_differ(bus: Bus, _past: Past) -> Iterator[Finding]:
 def _broker_away(bus: Bus, _past: Past) -> Iterator[Finding]:
     for seen in bus.brokers:
         if seen.is_away:
-            text = (
-                f"Broker {seen.broker} does not answer its agent: what waits there is not delivered"
-            )
+            text = f"Broker {seen.broker} does not answer its agent: its messages are not delivered"
             yield Finding(seen.broker, text, (seen.broker,))
 
 
 def _agent_down(bus: Bus, _past: Past) -> Iterator[Finding]:
     for seen in bus.brokers:
         if seen.fault and not seen.is_away:
-            more = "nobody is cut, and nothing can be changed there. Its figures are not counted"
-            yield Finding(
-                seen.broker, f"The agent of {seen.broker} does not answer ({seen.fault}): {more}"
-            )
+            more = "connections stay, but drains and new subscriptions need the agent"
+            text = f"The agent of {seen.broker} does not answer ({seen.fault}): {more}"
+            yield Finding(seen.broker, f"{text}. No sum includes its figures")
 
 
 def _skewed(bus: Bus, _past: Past) -> Iterator[Finding]:
@@ -526,14 +522,14 @@ def _uneven(bus: Bus, past: Past) -> Iterator[Finding]:
     if whole >= UNEVEN_LEAST:
         for broker, count in got.items():
             if count * len(got) > UNEVEN_TIMES * whole:
-                share = f"{100 * count // whole} % of all publishes of ten minutes"
-                yield Finding(broker, f"Broker {broker} got {share}, as one of {len(got)}")
+                share = f"{100 * count // whole} % of all publishes of the last ten minutes"
+                yield Finding(broker, f"Broker {broker}, one of {len(got)}, received {share}")
 
 
 def _unknown_outcomes(bus: Bus, _past: Past) -> Iterator[Finding]:
     for client, count in bus.outcomes.unknown if bus.outcomes else ():
         ends = plural(count, "publish")
-        yield Finding(client, f"{ends} of {client} had an unknown outcome in ten minutes")
+        yield Finding(client, f"{ends} of {client} had an unknown outcome in the last ten minutes")
 
 
 def _no_outcomes(bus: Bus) -> str:
@@ -587,26 +583,26 @@ FIRST = {
     "`rabbitmq-diagnostics memory_breakdown`. It ends by itself when consumers catch up.",
     "a-consumer-is-slow-or-gone": "Look at the application's log, then start it, give it more "
     "processes, or find what its handler waits for. Messages are kept until then.",
-    "a-disk-is-full": "Bring back the consumers of what fills it, or drop parked messages that "
-    "nobody wants: `messagebus subscriptions list`, `messagebus parked list`.",
-    "a-drain-is-stuck": "Run its playbook again: it names what holds it.",
-    "a-gate-stays-shut": "`python -m ops topology diff` says what is missing there.",
+    "a-disk-is-full": "Bring back the consumers of what fills it, or drop parked messages that are "
+    "no longer needed: `messagebus subscriptions list`, `messagebus parked list`.",
+    "a-drain-is-stuck": "Run its playbook again: it prints what blocks the drain.",
+    "a-gate-stays-shut": "`python -m ops topology diff` prints what is missing there.",
     "a-host-is-dead": "Look at the host, then the broker's service, then the network. If it will "
     "not come back: `python -m ops replace`.",
     "a-balancer-is-down": "Restart it: `systemctl restart haproxy` on its host.",
     "a-mirror-has-a-single-copy": "Bring back the other disk: `python -m ops drbd status` names "
-    "what is missing. Do not restart this broker before.",
-    "a-policy-loses-messages": "Give the policy a pattern that leaves out names that begin with `mb.`, or "
-    "take the key out of it: `rabbitmqctl list_policies`, `rabbitmqctl list_operator_policies`.",
-    "a-queue-vanished": "Find who deleted it, in the broker's log; what was in it is lost.",
+    "what is missing. Do not restart this broker until then.",
+    "a-policy-loses-messages": "Give the policy a pattern that excludes names beginning with `mb.`, or "
+    "remove the key from it: `rabbitmqctl list_policies`, `rabbitmqctl list_operator_policies`.",
+    "a-queue-vanished": "Find out in the broker's log who deleted it. The messages in it are lost.",
     "an-agent-is-dead": "Restart it: `systemctl restart messagebus-agent` on its host.",
     "certificates-expire": "Write new files over the old ones: `python -m ops provision`.",
     "connections-are-refused": "Raise `server_sessions_max` in the inventory, or add a broker.",
-    "first-look": "`python -m lb status` and `python -m ops topology diff` say more.",
-    "messages-are-parked": "Read the reasons, repair the cause, then put them back: "
+    "first-look": "Run `python -m lb status` and `python -m ops topology diff`.",
+    "messages-are-parked": "Read the reasons, repair the cause, then redrive the messages: "
     "`messagebus parked redrive`.",
-    "publishes-have-an-unknown-outcome": "Look why the broker or its link ended. The application "
-    "may publish such a message again under its id.",
+    "publishes-have-an-unknown-outcome": "Find out why the broker, or the connection to it, ended. The "
+    "application may publish such a message again under the same id.",
     "split-brain": "Do nothing in haste: `python -m ops drbd status` shows what each side has.",
     "the-list-is-old": "`python -m consumer_lists push` writes the list to every node; a client "
     "that stays behind cannot reach any agent.",
@@ -630,7 +626,7 @@ TWINS: tuple[Rule, ...] = (
         *("GateShut", "page", 180, "a-gate-stays-shut"),
         _state(
             lambda a: a.state.linked and not a.state.gate,
-            "Broker {b} runs, and its topology could not be brought about: {s.reason}",
+            "Broker {b} runs, but its topology is incomplete: {s.reason}",
         ),
     ),
     _rule(
@@ -663,14 +659,14 @@ TWINS: tuple[Rule, ...] = (
         *("MirrorSplitBrain", "page", 0, "split-brain"),
         _state(
             lambda a: a.state.mirror and a.state.mirror.alone,
-            "The mirror of {b} is split, or was cut by order: each side may have what the other lacks",
+            "The mirror of {b} is split, or an operator disconnected it: each host may lack writes",
         ),
     ),
     _rule(
         *("MirrorSingleCopy", "page", 60, "a-mirror-has-a-single-copy"),
         _state(
             lambda a: a.state.mirror and a.state.mirror.copies < 2,
-            "{b} keeps its messages on one disk: the next failure loses them",
+            "{b} has a single copy of its messages: the loss of that disk loses them",
         ),
     ),
     _rule(
@@ -689,14 +685,14 @@ MORE: tuple[Rule, ...] = (
         *("Coverage", "page", 15, "a-queue-vanished"),
         _state(
             lambda a: a.state.gate and a.state.missing_count,
-            "{s.missing_count} of {s.entries} names are not on {b}, which takes publishes",
+            "{s.missing_count} of {s.entries} names are missing on {b}, which accepts publishes",
         ),
     ),
     _rule("BrokerAway", "page", 15, "a-host-is-dead", _broker_away),
     _rule(
         *("NoConsumerHere", "page", 60, _SLOW, _no_consumer_here),
         covers=("OldestMessageGrowsOlder", "FallsBehind"),
-        first="Its consumers do not reach that broker, or work by an old list: run "
+        first="Its consumers cannot reach that broker, or use an old list: run "
         "`messagebus doctor` on their host. Messages are kept until then.",
     ),
     _rule(

@@ -222,14 +222,14 @@ def open_archive(path: Path) -> Iterator[IO[bytes]]:
     type=click.Choice(list(SUFFIXES)),
     default="none",
     show_default=True,
-    help="Each block by itself, so that all whole ones can be read.",
+    help="Compress each block separately, so that every whole block can be read.",
 )
 @click.option(
     "--rotate-mb",
     type=click.IntRange(min=1),
     default=256,
     show_default=True,
-    help="Begin another file at this size.",
+    help="Start a new file at this size.",
 )
 @click.option(
     "--rotate-every",
@@ -237,7 +237,7 @@ def open_archive(path: Path) -> Iterator[IO[bytes]]:
     type=Duration(),
     default="1h",
     show_default=True,
-    help="Begin another file after so long: 90s, 15m, 2h, 7d.",
+    help="Start a new file after this long: 90s, 15m, 2h, 7d.",
 )
 @click.option(
     "--patience",
@@ -245,9 +245,11 @@ def open_archive(path: Path) -> Iterator[IO[bytes]]:
     type=Duration(),
     default="60s",
     show_default=True,
-    help="Try so long to write while the disk is full, then end.",
+    help="Retry writes for this long while the disk is full, then end.",
 )
-@click.option("--idle-exit-s", type=NumberRange(min=0), help="Stop when that long nothing came.")
+@click.option(
+    "--idle-exit-s", type=NumberRange(min=0), help="Stop after this long without a message."
+)
 @durability_option
 def to_file(
     topic: str,

@@ -30,7 +30,7 @@ VARIABLE = "MESSAGEBUS_CONSUMER_DEDUP"
 DIALECTS = ("sqlite", "postgresql", "mysql")
 
 
-@click.group("dedup", short_help="Look at, or forget, what deduplication remembers.")
+@click.group("dedup", short_help="Show or delete records of deduplication.")
 def group() -> None:
     """Look at, or forget, what deduplication remembers of messages.
 
@@ -61,7 +61,7 @@ _redriven_option = click.option(
     "--redriven",
     type=click.IntRange(min=0),
     default=0,
-    help="The record of the run after it was put back so many times from the parking queue.",
+    help="The record of the attempt after this many redrives from the parking queue.",
 )
 _as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 _ids = click.argument("ids", nargs=-1, required=True, metavar="ID...")
@@ -90,7 +90,7 @@ def stats(url: str | None, timeout_s: float, as_json: bool) -> int:
     return Exit.DONE
 
 
-@group.command("show", short_help="Show what is known of messages.")
+@group.command("show", short_help="Show the records of messages.")
 @_ids
 @_store_option
 @_subscription_option
@@ -125,7 +125,7 @@ def show(
     return Exit.DONE if any(found) else Exit.ABSENT
 
 
-@group.command("forget", short_help="Forget messages, so that their copies run again.")
+@group.command("forget", short_help="Delete records of messages, so that their copies run again.")
 @_ids
 @_store_option
 @_subscription_option

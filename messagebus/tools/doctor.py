@@ -131,18 +131,22 @@ def examine(environ: Mapping[str, str], rights: Rights) -> list[Finding]:
 def _of_process(environ: Mapping[str, str]) -> Iterator[Finding]:
     told = f"messagebus {__version__}, Python {platform.python_version()}, pika {version('pika')}"
     if problem := seam_problem():
-        yield _doubt("versions", f"{told}: slow path: {problem}", "install a pika that is known")
+        yield _doubt(
+            "versions", f"{told}: slow path: {problem}", "install a tested version of pika"
+        )
     else:
         yield _well("versions", told)
     if problem := namesake():
-        yield _fault("packages", problem, "as it says, in this environment")
+        yield _fault("packages", problem, "do so in this environment")
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS_MIN:
         todo = f"ulimit -n {DESCRIPTORS_MIN}, or LimitNOFILE= of the service"
-        yield _doubt("limits", f"{soft} open files: one for each broker and client", todo)
+        yield _doubt(
+            "limits", f"at most {soft} open files: each broker and each client needs one", todo
+        )
     if set_ := [name for name in PROXIES if environ.get(name) or environ.get(name.lower())]:
-        told = f"{', '.join(set_)} is set, and neither lists nor brokers are asked through it"
-        yield _doubt("proxies", told, "open the way to the bus itself")
+        told = f"{', '.join(set_)} is set, and messagebus uses no proxy"
+        yield _doubt("proxies", told, "allow direct connections to the bus itself")
 
 
 def _of_settings(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -156,11 +160,11 @@ def _of_settings(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _well("settings", f"from {place}: {', '.join(mine)}")
     for name, means in (
         ("BROKER", "the default is localhost:5672"),
-        ("LIST_URL", "one broker is all there is, without agents"),
+        ("LIST_URL", "a single broker without agents"),
     ):
         if not any(each.startswith(ENV_PREFIX + name) for each in names):
             told = f"{ENV_PREFIX}{name} is not set: {means}"
-            yield _doubt("settings", told, "set it where this is not meant")
+            yield _doubt("settings", told, "set it if this is not intended")
 
 
 # The bus.
@@ -177,7 +181,7 @@ async def _of_bus(bus: BusConfig, rights: Rights) -> list[Finding]:
     if listed is None:
         return found
     if name and name not in listed.names:
-        told = f"it leads to {name}, which is not on the list: nobody consumes what goes there"
+        told = f"it leads to {name}, which is not on the list: no consumer reads messages there"
         found.append(_fault("balancer", told, "python -m lb diff; python -m consumer_lists show"))
     places = asyncio.Semaphore(BROKERS_AT_ONCE)
 
@@ -200,7 +204,7 @@ def _of_certificate(bus: BusConfig) -> Iterator[Finding]:
         yield _fault("certificate", str(fault), "name files that this user may read")
         return
     if end_s:
-        yield _of_days("certificate", "ours, or the authority that we trust,", end_s)
+        yield _of_days("certificate", "the client's, or its authority's,", end_s)
 
 
 def _of_days(what: str, whose: str, end_s: float) -> Finding:
@@ -232,14 +236,14 @@ async def _of_address(
         called = f" as {link.broker}" if link.broker else ""
         found = [_well(what, f"answers{called} to user {bus.current_user()} in {took_ms:.0f} ms")]
         if is_named and link.broker not in ("", address.name):
-            todo = "correct the list, or what forwards this address"
-            found = [_fault(what, f"{link.broker} answers there", todo)]
+            todo = "correct the list, or the forwarding of this address"
+            found = [_fault(what, f"{link.broker} answers at this address", todo)]
         if bus.tls and (end_s := await _peer_ends_s(bus, address)):
             found.append(_of_days(what, "its certificate", end_s))
         found += await _of_rights(bus, what, link, rights)
         return found, link.broker
     except LinkError as why:
-        return [_fault(what, why.reason, "look into its log")], ""
+        return [_fault(what, why.reason, "read the broker's log")], ""
     finally:
         await link.close()
 
@@ -253,13 +257,19 @@ async def _unreachable(what: str, host: str, port: int) -> Finding | None:
         writer.close()
     except TimeoutError:
         told = f"no answer within {ANSWER_S:g} s"
-        return _fault(what, told, f"a firewall on the way, or a host that is down: port {port}")
+        return _fault(
+            what, told, f"look for a firewall on the way, or a host that is down: port {port}"
+        )
     except ConnectionRefusedError:
-        return _fault(what, "nobody listens there", f"is it up, and is {port} its port?")
+        return _fault(what, "connection refused", f"start it, or correct its port {port}")
     except OSError as fault:
         told = fault.strerror or str(fault)
-        todo = "the route to it" if fault.errno and fault.errno > 0 else "DNS, or /etc/hosts"
-        return _fault(what, f"{host}: {told}", f"{todo} of this host")
+        todo = (
+            "check the route to it"
+            if fault.errno and fault.errno > 0
+            else "check DNS and /etc/hosts"
+        )
+        return _fault(what, f"{host}: {told}", f"{todo} on this host")
     return None
 
 
@@ -270,32 +280,30 @@ async def _why_no_link(
     match fault:
         case CertificateRefused():
             return _fault(
-                what, told, "MESSAGEBUS_TLS_CA_FILE, MESSAGEBUS_TLS_SERVER_NAME, or its certificate"
+                what, told, "correct MESSAGEBUS_TLS_CA_FILE, _TLS_SERVER_NAME or its certificate"
             )
         case LoginRefused() if "vhost" in told:
-            return _fault(what, told, "MESSAGEBUS_VHOST, and this user's rights there")
+            return _fault(what, told, "correct MESSAGEBUS_VHOST, or this user's rights there")
         case LoginRefused():
             told = f"refuses user {bus.current_user()}: {told}"
-            todo = (
-                "user and password (MESSAGEBUS_USER, MESSAGEBUS_PASSWORD_FILE) on this very broker"
-            )
+            todo = "correct user and password (MESSAGEBUS_USER, MESSAGEBUS_PASSWORD_FILE) on this broker"
             return _fault(what, told, todo)
         case ConfigError():
             return _fault(what, told, "docs/reference/settings.md")
     spoken = await _spoken(address, tls=bus.tls)
     if spoken := spoken or ("plain AMQP" if "WRONG_VERSION_NUMBER" in told else ""):
-        return _fault(what, f"{spoken} is spoken there", _TODO_SPOKEN[spoken])
+        return _fault(what, f"this port speaks {spoken}", _TODO_SPOKEN[spoken])
     if bus.list_urls and what.startswith("balancer"):
-        return _fault(what, told, f"is a broker up behind it? {_BEHIND}")
-    return _fault(what, told, "is it a RabbitMQ, and has it started?")
+        return _fault(what, told, f"check that a broker is up behind it: {_BEHIND}")
+    return _fault(what, told, "check that it is RabbitMQ and has started")
 
 
 # HAProxy ends connections at once while none is up, as when certificates have ended.
 _BEHIND = "python -m lb status; python -m ops check"
 _TODO_SPOKEN = {
-    "TLS": "MESSAGEBUS_TLS=true, with MESSAGEBUS_TLS_CA_FILE",
-    "plain AMQP": "the port of its TLS listener, or no MESSAGEBUS_TLS",
-    "HTTP": "the AMQP port (5672, 5671), not that of a page",
+    "TLS": "set MESSAGEBUS_TLS=true and MESSAGEBUS_TLS_CA_FILE",
+    "plain AMQP": "use the port of its TLS listener, or unset MESSAGEBUS_TLS",
+    "HTTP": "use the AMQP port (5672, 5671), not the port of a web page",
 }
 
 
@@ -357,8 +365,8 @@ async def _of_rights(bus: BusConfig, what: str, link: Link, rights: Rights) -> l
     )
     for words, right, kind, name in asked:
         if has is None or right not in has:
-            todo = f"the user's {right.operation} right on {right.name}: ops provision"
-            found.append(_fault(what, f"user {bus.current_user()} may not {words}", todo))
+            todo = f"grant {right.operation} on {right.name} to the user: ops provision"
+            found.append(_fault(what, f"user {bus.current_user()} has no right to {words}", todo))
             continue
         try:
             await link.try_call(f"{kind}_declare", **{kind: right.name}, passive=True)
@@ -384,9 +392,9 @@ async def _of_lists(bus: BusConfig) -> tuple[BrokerList | None, list[Finding]]:
             async with http_client(bus) as http:
                 listed = await fetch_list(http, url)
         except (ListError, ConfigError) as why:
-            todo = "the address of the list on the balancer, which ends in /consumer-list"
+            todo = "use the balancer's address of the list, which ends in /consumer-list"
             if isinstance(why.__cause__, httpx.TransportError):
-                todo += f"; is an agent up behind it? {_BEHIND}"
+                todo += f"; check that an agent is up behind it: {_BEHIND}"
             found.append(_fault(what, str(why).removeprefix(f"{url}: "), todo))
             continue
         assert listed is not None, "only a waiting fetch is answered with nothing newer"
@@ -398,15 +406,13 @@ async def _of_lists(bus: BusConfig) -> tuple[BrokerList | None, list[Finding]]:
             now_ms=0,
         )
         if judgement is Judgement.REFUSED:
-            todo = (
-                "MESSAGEBUS_CLUSTER, MESSAGEBUS_BROKER_HOSTS_ALLOWED, or another cluster's address"
-            )
+            todo = "correct MESSAGEBUS_CLUSTER, MESSAGEBUS_BROKER_HOSTS_ALLOWED or the address"
             found.append(_fault(what, reason, todo))
             continue
         told = f"{plural(len(listed.listed), 'broker')}, generation {listed.generation}"
         found.append(_well(what, f"{told}, cluster {listed.cluster or '-'}"))
         if best.listed and listed.generation != best.generation:
-            todo = "python -m consumer_lists show: an agent is behind"
+            todo = "an agent is behind: python -m consumer_lists show"
             found.append(_doubt(what, f"another address has generation {best.generation}", todo))
         best = max(best, listed, key=lambda each: each.generation)
     if cache := bus.list_cache:
@@ -416,7 +422,7 @@ async def _of_lists(bus: BusConfig) -> tuple[BrokerList | None, list[Finding]]:
 
 def _of_cache(path: Path) -> Finding:
     if not os.access(path.parent, os.W_OK):
-        todo = "a folder that this user may write to"
+        todo = "name a folder that this user can write to"
         return _doubt("list cache", f"{path.parent} cannot be written to", todo)
     if not path.exists():
         return _well("list cache", f"{path}: none yet")
@@ -433,11 +439,18 @@ async def _of_agent(bus: BusConfig, listed: ListedBroker) -> list[Finding]:
         told = answer.json()
         verdict, reason = str(told["verdict"]), str(told.get("reason", ""))
     except (httpx.HTTPError, OSError) as fault:
-        todo = f"is it open to this host? {FIRST['an-agent-is-dead']} Registrations are incomplete"
+        todo = (
+            f"check that this host can reach it. {FIRST['an-agent-is-dead']}"
+            " Until then registrations are incomplete"
+        )
         return [_doubt(what, reason_of(fault), todo)]
     except (ValueError, KeyError, TypeError):
         return [
-            _doubt(what, f"HTTP {answer.status_code}: no agent answers there", "agent= in the list")
+            _doubt(
+                what,
+                f"HTTP {answer.status_code}: no agent answers there",
+                "correct agent= in the list",
+            )
         ]
     found = []
     if date := email.utils.parsedate_to_datetime(answer.headers.get("Date", "") or _NO_DATE):
@@ -448,14 +461,18 @@ async def _of_agent(bus: BusConfig, listed: ListedBroker) -> list[Finding]:
             side = "ahead of" if skew_s > 0 else "behind"
             told_skew = f"its clock is {abs(skew_s):.0f} s {side} this host's"
             found.append(
-                _doubt(what, told_skew, "chrony or ntp on both: ages and delays are wrong")
+                _doubt(
+                    what,
+                    told_skew,
+                    "run chrony or ntp on both hosts: ages and delays are wrong until then",
+                )
             )
     if verdict == "ready" and LOSES in reason:
         return [_doubt(what, f"gate open: {reason}", FIRST["a-policy-loses-messages"]), *found]
     if verdict == "ready":
         return [_well(what, f"gate open{f': {reason}' if reason else ''}"), *found]
     if verdict == "drain":
-        return [_doubt(what, f"takes no publishes: {reason}", "wait, or end the drain"), *found]
+        return [_doubt(what, f"accepts no publishes: {reason}", "wait, or end the drain"), *found]
     if reason == NO_LINK:
         return [_fault(what, f"its broker is down: {reason}", FIRST["a-host-is-dead"]), *found]
     return [_fault(what, f"gate shut: {reason}", FIRST["a-gate-stays-shut"]), *found]
@@ -465,15 +482,22 @@ _NO_DATE = "Thu, 01 Jan 1970 00:00:00 GMT"
 
 
 # The command.
-@click.command(short_help="Look for what is wrong between this host and the bus.")
-@click.option("--publish", "publish", multiple=True, help="Try the right to publish there.")
-@click.option("--consume", "consume", multiple=True, help="Try TOPIC/SUBSCRIPTION or queue:NAME.")
+@click.command(short_help="Find problems between this host and the bus.")
+@click.option(
+    "--publish", "publish", multiple=True, help="Check the right to publish to this topic or queue."
+)
+@click.option(
+    "--consume",
+    "consume",
+    multiple=True,
+    help="Check the right to consume TOPIC/SUBSCRIPTION or queue:NAME.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def doctor(publish: tuple[str, ...], consume: tuple[str, ...], as_json: bool) -> int:
-    """Look for what is wrong between this host and the bus, with the settings of this environment.
+    """Find problems between this host and the bus, with the settings of this environment.
 
-    A line for each finding: ✓ well, ▲ doubtful, ✗ wrong, and what to do. Every broker of the list is tried
-    directly. Nothing is published, consumed or declared. Exit code 7 when something is wrong.
+    Prints a line for each finding, with its remedy: ✓ good, ▲ doubtful, ✗ wrong. Every broker of the list is
+    tried directly. Nothing is published, consumed or declared. Exit code 7 when something is wrong.
 
     \b
     Example:

@@ -58,7 +58,7 @@ def _ask(outbox: Named, statement: Statement) -> list[Any]:
     return _use(outbox, lambda session: session.run([], statement))
 
 
-@click.command(short_help="Print how many rows wait, and who relays.")
+@click.command(short_help="Print the number of waiting rows, and the relays.")
 @of_outbox
 @click.option(
     "--older-than",
@@ -94,7 +94,7 @@ def status(outbox: Named, older_than_s: float | None, as_json: bool) -> int:
     return Exit.FOUND if late else Exit.DONE
 
 
-@click.command(short_help="Print the rows that were given up.")
+@click.command(short_help="Print the parked rows.")
 @of_outbox
 @_destination_option
 @number("--limit", 1, None, SHOWN_LIMIT, "Of them at most.")
@@ -206,7 +206,7 @@ class _Chosen:
         return Exit.PARTLY if count < max(len(set(self._ids)), len(self.rows)) else Exit.DONE
 
 
-@click.command(short_help="Give parked rows to the relays again.")
+@click.command(short_help="Queue parked rows for the relays again.")
 @_ids
 @of_outbox
 @_all_option
@@ -224,7 +224,7 @@ def retry(outbox: Named, ids: tuple[int, ...], every: bool, destination: str) ->
     return _Chosen(outbox, ids, every, destination).change(outbox.table.retry, "retried")
 
 
-@click.command(short_help="Delete parked rows for good.")
+@click.command(short_help="Delete parked rows permanently.")
 @_ids
 @of_outbox
 @_all_option

@@ -34,7 +34,7 @@ PROGRESS_EVERY_S = 1.0
 MS_PER_S = 1_000
 
 
-@click.group("parked", short_help="List, read, put back or drop what was given up.")
+@click.group("parked", short_help="List, read, redrive or drop parked messages.")
 def group() -> None:
     """List, read, put back or drop parked messages, on all brokers.
 
@@ -60,7 +60,7 @@ def _filters(command: Callable[..., int]) -> Callable[..., int]:
             help="A regular expression in id, key, reason, exception, headers or body.",
         ),
         click.option(
-            "--broker", "brokers", multiple=True, help="Only on this HOST:PORT; may be said again."
+            "--broker", "brokers", multiple=True, help="Only on this HOST:PORT; repeatable."
         ),
     )
 
@@ -80,8 +80,10 @@ _some_names = click.argument("names", nargs=-1)
 _names = click.argument("names", nargs=-1, required=True)
 _as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
-_dry_run_option = click.option("--dry-run", is_flag=True, help="Only tell how many it would be.")
-_limit_option = click.option("--limit", type=click.IntRange(min=1), help="So many at most.")
+_dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Only count the messages that match."
+)
+_limit_option = click.option("--limit", type=click.IntRange(min=1), help="At most this many.")
 
 
 # List, show.
@@ -150,7 +152,7 @@ def _count_row(each: ParkedCount) -> dict[str, Any]:
     type=click.IntRange(min=1),
     default=parked.READ_LIMIT,
     show_default=True,
-    help="So many at most.",
+    help="At most this many.",
 )
 @_as_json_option
 def show_parked(names: tuple[str, ...], where: ParkedFilter, limit: int, as_json: bool) -> int:
@@ -235,7 +237,7 @@ def _message_row(each: ParkedMessage) -> dict[str, Any]:
 
 
 # Redrive, purge.
-@group.command("redrive", short_help="Put parked messages of NAMES back into their queue.")
+@group.command("redrive", short_help="Redrive parked messages of NAMES into their queue.")
 @_names
 @_filters
 @_limit_option
@@ -322,7 +324,7 @@ def _move(
     as_json: bool,
 ) -> int:
     if not yes and not dry_run and not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to be asked: --yes, or --dry-run")
+        raise click.UsageError("no terminal to ask on: use --yes or --dry-run")
     expected = None
     if dry_run or not yes or sys.stderr.isatty():
         found = parked.count_parked(bus_settings(), names, where=where)

@@ -174,7 +174,9 @@ def partitions() -> None:
     """
 
 
-@partitions.command("show", short_help="Print the home of each partition, and what waits there.")
+@partitions.command(
+    "show", short_help="Print the home of each partition, and its waiting messages."
+)
 @click.argument("name", metavar="TOPIC[/SUBSCRIPTION]")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def show(name: str, as_json: bool) -> int:
@@ -217,7 +219,7 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 @click.argument(
     "numbers", metavar="PARTITION...", nargs=-1, required=True, type=click.IntRange(min=0)
 )
-@click.option("--to", required=True, metavar="BROKER", help="Its next home, as the list names it.")
+@click.option("--to", required=True, metavar="BROKER", help="The new home, as the list names it.")
 @_within_option
 @token_option
 def move_partitions(
@@ -237,7 +239,7 @@ def move_partitions(
     return asyncio.run(_moved(topic, wanted, within_s, token_of(token_file)))
 
 
-@partitions.command("spread", short_help="Give all brokers as many partitions of TOPIC.")
+@partitions.command("spread", short_help="Spread the partitions of TOPIC evenly over the brokers.")
 @click.argument("topic")
 @_within_option
 @token_option
@@ -260,9 +262,9 @@ def spread_partitions(topic: str, within_s: float, token_file: Path, yes: bool) 
     return asyncio.run(_moved(topic, wanted, within_s, token))
 
 
-@partitions.command("abandon", short_help="Go on without a home of TOPIC whose disk is lost.")
+@partitions.command("abandon", short_help="Abandon a home of TOPIC whose disk is lost.")
 @click.argument("topic")
-@click.option("--home", required=True, metavar="BROKER", help="The lost one, as `show` names it.")
+@click.option("--home", required=True, metavar="BROKER", help="The lost home, as `show` prints it.")
 @_within_option
 @token_option
 @_yes_option

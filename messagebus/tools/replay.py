@@ -62,23 +62,23 @@ class _Begin(click.ParamType[Any]):
     show_default=True,
     help="first, next, 2h, 7d, or a time such as 2030-01-31T08:00+01:00.",
 )
-@click.option("--follow", is_flag=True, help="Go on with what is published later.")
+@click.option("--follow", is_flag=True, help="Continue with messages that are published later.")
 @click.option("--key", help="Only messages with this key.")
-@click.option("--count", type=click.IntRange(min=1), help="Stop after that many messages.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
 @click.option("--to", help="Publish them: to TOPIC/SUBSCRIPTION alone, TOPIC, or queue:NAME.")
-@click.option("--rate", type=NumberRange(min=0.001), help="So many a second at most.")
+@click.option("--rate", type=NumberRange(min=0.001), help="At most this many a second.")
 @click.option(
     "--checkpoint",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Go on where this file says, and keep it up to date.",
+    help="Resume from this file, and keep it up to date.",
 )
 @click.option(
     "--on-gap",
     type=click.Choice(["raise", "time"]),
     default="raise",
     show_default=True,
-    help="Where messages are gone: stop, or go on by time, with repetitions.",
+    help="Where messages are gone: stop, or continue by time, with repetitions.",
 )
 @layout_option
 def replay(

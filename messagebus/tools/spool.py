@@ -26,7 +26,7 @@ POLL_S = 0.1
 PROGRESS_EVERY_S = 1.0
 
 
-@click.group("spool", short_help="Count, show, send or drop what waits on this host's disk.")
+@click.group("spool", short_help="Count, show, send or drop spooled messages of this host.")
 def group() -> None:
     """Count, show, send or drop what publishers left in a disk spool on this host (docs/guides/spool.md).
 
@@ -67,7 +67,7 @@ def _which(
     return is_meant
 
 
-@group.command("status", short_help="Print how much waits in it, and what is damaged.")
+@group.command("status", short_help="Print its waiting messages and damaged files.")
 @_path
 @_as_json
 def status(path: Path | None, as_json: bool) -> int:
@@ -117,11 +117,11 @@ def status(path: Path | None, as_json: bool) -> int:
     return Exit.FOUND if any(each.faults or each.put_aside for each in found) else Exit.DONE
 
 
-@group.command("show", short_help="Print the messages that wait in it; they stay.")
+@group.command("show", short_help="Print its waiting messages; they stay.")
 @_path
 @_destination
 @_id
-@click.option("--limit", type=click.IntRange(min=1), help="So many at most.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many.")
 @_as_json
 def show(
     path: Path | None,
@@ -231,12 +231,12 @@ def replay(path: Path | None, timeout_s: float) -> int:
     return Exit.PARTLY if stats.replayed or stats.broker else Exit.SILENT
 
 
-@group.command("drop", short_help="Drop messages that wait in it, for good.")
+@group.command("drop", short_help="Drop its waiting messages permanently.")
 @_path
 @_destination
 @_id
 @click.option("--all", "everything", is_flag=True, help="All messages that wait.")
-@click.option("--dry-run", is_flag=True, help="Only tell how many it would be.")
+@click.option("--dry-run", is_flag=True, help="Only count the messages that match.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def drop(
     path: Path | None,

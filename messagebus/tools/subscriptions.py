@@ -119,7 +119,9 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
     return _tell_unanswered(later | dict(done.missing), done.held)
 
 
-@subscriptions.command("purge", short_help="Drop what waits in NAMES now, on all brokers.")
+@subscriptions.command(
+    "purge", short_help="Drop the messages that wait in NAMES now, on all brokers."
+)
 @_names_argument
 @token_option
 @_yes_option
@@ -134,7 +136,7 @@ def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_
       messagebus subscriptions purge orders/billing queue:jobs --token-file /etc/messagebus/token --yes
     """
     token = token_of(token_file)
-    confirm(f"Drop all that waits in {', '.join(names)} on all brokers?", yes)
+    confirm(f"Drop all messages that wait in {', '.join(names)} on all brokers?", yes)
     done = directory.purge_subscriptions(bus_settings(), names, token=token)
     if as_json:
         told = {"dropped": {b: dict(each) for b, each in done.dropped.items()}}

@@ -46,14 +46,14 @@ SHOWN = Layout(f"{{time}} {{broker}} {{key}} {{body:.{BODY_CHARS_MAX}}}{{body_ba
 BODIES = Layout("{body}{body_base64}")
 
 
-@click.command(short_help="Look at new messages of TOPIC and take none.")
+@click.command(short_help="Show new messages of TOPIC without consuming them.")
 @click.argument("topic")
 @click.option("--all", "everywhere", is_flag=True, help="Tap all brokers, not one of them.")
-@click.option("--broker", "brokers", multiple=True, help="Tap this HOST:PORT; may be said again.")
-@click.option("--grep", help="Only with this regular expression in their envelope.")
+@click.option("--broker", "brokers", multiple=True, help="Tap this HOST:PORT; repeatable.")
+@click.option("--grep", help="Only messages whose envelope matches this regular expression.")
 @click.option("--key", help="Their key, whole.")
-@click.option("--sample", type=NumberRange(0, 1), help="Only this share, such as 0.01.")
-@click.option("--count", type=click.IntRange(min=1), help="Stop after that many messages.")
+@click.option("--sample", type=NumberRange(0, 1), help="Only this share of messages, such as 0.01.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
 @click.option("--ndjson", is_flag=True, help="Print envelopes: id, key, headers, body as JSON.")
 @layout_option
 @click.option(
@@ -62,7 +62,7 @@ BODIES = Layout("{body}{body_base64}")
     type=click.IntRange(1, RATE_MAX),
     default=1_000,
     show_default=True,
-    help="So many a second at most.",
+    help="At most this many a second.",
 )
 def tail(
     topic: str,

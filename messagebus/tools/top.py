@@ -75,17 +75,17 @@ async def observed(bus: BusConfig) -> Bus:
         await asker.close()
 
 
-@click.command(short_help="Show brokers, subscriptions and what is wrong, live.")
+@click.command(short_help="Show brokers, subscriptions and problems, live.")
 @click.option(
-    "--once", is_flag=True, help="Look once and end. Rates need two looks, and are not told."
+    "--once", is_flag=True, help="Print once and end. Rates need two readings and are left out."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a look, with every row.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a reading, with every row.")
 @click.option(
     "--sort",
     type=click.Choice([*SORTS]),
     default="oldest",
     show_default=True,
-    help="Subscriptions and queues by this, the worst first.",
+    help="Sort subscriptions and queues by this, worst first.",
 )
 @click.option("--filter", "text", default="", help="Only names with this text in them.")
 @click.option("--exact", is_flag=True, help="Whole numbers instead of 12.3k, and milliseconds.")
@@ -94,11 +94,9 @@ async def observed(bus: BusConfig) -> Bus:
     type=NumberRange(min=1.0),
     default=EVERY_S,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two readings.",
 )
-@click.option(
-    "--stats", metavar="URL", multiple=True, help="HAProxy's statistics; may be said again."
-)
+@click.option("--stats", metavar="URL", multiple=True, help="HAProxy's statistics; repeatable.")
 def top(
     once: bool,
     as_json: bool,
@@ -312,7 +310,7 @@ def _broker_json(look: Look, seen: Seen) -> dict[str, Any]:
     return {"fault": "", "state": asdict(answer.state), "room": room, "rates": told}
 
 
-@click.group(short_help="List topics and queues, and what waits for whom.")
+@click.group(short_help="List topics and queues with their waiting messages.")
 def topics() -> None:
     """List topics and queues with the sums of their subscriptions.
 
@@ -322,7 +320,7 @@ def topics() -> None:
     """
 
 
-@topics.command("list", short_help="Print what waits in each topic and queue.")
+@topics.command("list", short_help="Print the waiting messages of each topic and queue.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def list_topics(as_json: bool) -> int:
     """Print every topic and queue: its subscriptions, what waits in them, and the oldest message.

@@ -23,14 +23,14 @@ from messagebus.tools.top import observed
 TEXT_CHARS_MAX = 300
 
 
-@click.command("trace", short_help="Tell where a message is, and how that is known.")
+@click.command("trace", short_help="Find a message, with the evidence for it.")
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", default="", help="It was published to this topic or queue.")
-@click.option("--published-at", help="It was published then: 2026-05-01T12:00:00+02:00, or 14:05.")
+@click.option("--topic", default="", help="Topic or queue that it was published to.")
+@click.option("--published-at", help="Time of the publish: 2026-05-01T12:00:00+02:00, or 14:05.")
 @click.option(
     "--recording",
     type=click.Path(path_type=Path),
-    help="Folder with rows of a recorder, to be searched too.",
+    help="Folder with rows of a recorder to search as well.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def trace_command(

@@ -326,28 +326,28 @@ async def opened(count: int) -> AsyncIterator[list[httpx.AsyncHTTPTransport]]:
     "allow",
     metavar="PATTERN",
     multiple=True,
-    help="Host that may have an address of this host or network; may be said again.",
+    help="Host that may have an address of this host or network; repeatable.",
 )
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 1_000),
     default=32,
     show_default=True,
-    help="Requests at the same time.",
+    help="Concurrent requests.",
 )
 @click.option(
     "--attempts-max",
     type=click.IntRange(1, 1_000),
     default=12,
     show_default=True,
-    help="Requests for one message, then it is parked.",
+    help="Requests for one message before it is parked.",
 )
 @click.option(
     "--timeout-s",
     type=NumberRange(min=0.1),
     default=TIMEOUT_S,
     show_default=True,
-    help="For connecting, and for each part of the answer; three times that for all of it.",
+    help="Limit for connecting and for each part of the answer; three times this for the whole answer.",
 )
 @durability_option
 def to_http(

@@ -61,7 +61,7 @@ def answers(view: View, name: str) -> str:
         own, found = str(view.node(name).address), view.brokers.overview(name)["cluster_name"]
     except NoAnswer:
         if view.hosts.is_shut(name):
-            raise Blocked(f"{name} has ended: nobody listens there; see its log") from None
+            raise Blocked(f"{name} has ended: nothing listens there; see its log") from None
         raise
     return "" if found == own else f"the broker at its addresses calls itself {found}, not {own}"
 
@@ -168,7 +168,7 @@ def applied_and_attached(view: View, name: str) -> str:
         for queue in view.brokers.queues(node.name)
     ]
     missing = unattached(here, others)
-    return f"nobody consumes here from {some(missing)}" if missing else ""
+    return f"no consumer here for {some(missing)}" if missing else ""
 
 
 @as_check

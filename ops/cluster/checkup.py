@@ -264,7 +264,7 @@ def _broker(view: View, node: Node) -> Iterator[Finding]:
         name for name in ("address", "agent", "check", "management") if not _is_open(node, name)
     ]
     for name in closed:
-        yield Finding(node.name, f"nobody listens on its {name}, {getattr(node, name)}")
+        yield Finding(node.name, f"nothing listens on its {name}, {getattr(node, name)}")
     try:
         if "agent" not in closed:
             yield from of_observed(node.name, view.agents.observed(node.name))

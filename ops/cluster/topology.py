@@ -151,7 +151,7 @@ def foreign(
         if source.startswith("mb.") or to.startswith("mb."):
             under = f" under {key}" if key else ""
             yield Difference(
-                node, f"exchange {source}", f"leads to {to}{under}, and nobody wants that"
+                node, f"exchange {source}", f"leads to {to}{under}, which is not in the topology"
             )
 
 

@@ -193,7 +193,7 @@ def upgrade(
         view = _view(opts, [name], dead)
         target = _resumed(journal, name) or _known_target(view, name)
         if not journal.is_resumed and view.listed.names == {target.address}:
-            raise ConfigError(f"{name} is the last broker; add another one before")
+            raise ConfigError(f"{name} is the last broker; add another broker first")
         if not journal.is_resumed:
             version = _version(view, name, version)
         options = _drain_options(journal, moves=moves, held_within_s=held_within_s, version=version)
@@ -248,7 +248,8 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, opts: RunOp
         plan = rejoin.replace(target, view, nodes, kept=kept, runner=HostRunner(), **options)
         if not (opts.dry_run or lose_messages or journal.is_resumed):
             raise OpsError(
-                f"{name} has no mirror: what lay on its disk is lost for good; say --lose-messages"
+                f"{name} has no mirror: the messages on its disk are lost permanently; "
+                "confirm with --lose-messages"
             )
         _carry(plan, journal, opts, view, target, options)
 

@@ -69,7 +69,7 @@ def _restarted(target: Target, view: View, nodes: Supervisor, how: Drain) -> tup
             name=f"stop broker {name}",
             commands=nodes.stop_broker(name),
             guard=checks.others_serve(view, {name}, wanted=how.serving_min),
-            until="nobody listens at its addresses",
+            until="nothing listens at its addresses",
             check=checks.fell_silent(view, name, *remove.ENDS),
         ),
         *_brought_in(target, view, nodes),

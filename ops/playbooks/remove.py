@@ -115,7 +115,7 @@ def stopped_empty(target: Target, view: View, nodes: Supervisor, how: Drain) -> 
             commands=nodes.shut(name, target.address),
             guard=checks.is_itself(view, name),
             is_fresh=True,
-            until="nobody listens at its addresses",
+            until="nothing listens at its addresses",
             check=checks.fell_silent(view, name, *ENDS),
             tells=True,
         ),
@@ -131,7 +131,7 @@ def stopped_empty(target: Target, view: View, nodes: Supervisor, how: Drain) -> 
         Step(
             name=f"stop the agent of {name}",
             commands=nodes.stop_agent(name),
-            until="nobody listens at its address",
+            until="nothing listens at its address",
             check=checks.fell_silent(view, name, "agent"),
         ),
     )
@@ -300,7 +300,7 @@ def nothing_left(target: Target, view: View, nodes: Supervisor, how: Drain) -> S
 def _empty(how: Drain) -> str:
     what = "every queue is empty, counted twice and tried"
     if how.moves:
-        return "only what nobody takes is left, which will be moved"
+        return "only messages without consumers are left, which will be moved"
     count, longest_s = how.delayed
     if not count:
         return what

@@ -222,7 +222,7 @@ def test_what_differs_is_told_and_nothing_is_changed(
     import_foreign(cluster, name)
     told = ops(cluster, "check")
     assert told.returncode == 7
-    assert f"{other}: nobody listens on its agent" in told.stdout
+    assert f"{other}: nothing listens on its agent" in told.stdout
     first = [
         f"{name}: has operator policy 'short', not from here: it sets max-length for",
         f"{name}: has policy 'ttl', not from here: it sets message-ttl for",

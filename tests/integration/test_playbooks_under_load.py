@@ -328,7 +328,7 @@ def test_a_dead_broker_is_replaced_under_load_and_only_what_lay_on_its_disk_can_
     cluster.kill(name, agent=True)
     careless = ops(cluster, "replace", name, "--yes")
     assert careless.returncode == 1
-    assert "what lay on its disk is lost for good" in careless.stderr
+    assert "the messages on its disk are lost permanently" in careless.stderr
     of_the_dead = {id for id, broker in dict(load.confirmed).items() if broker == address}
     replaced = ops(cluster, "replace", name, "--lose-messages", "--yes")
     assert replaced.returncode == 0, replaced.stderr

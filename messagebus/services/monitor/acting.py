@@ -59,7 +59,7 @@ async def _by_form(
     """Do what a form of this session asks for, which returns a plan's id; say why where it is not done."""
     fields = await monitor.form(request, who)
     if fields is None:
-        text = "The form was of another session."
+        text = "The form belongs to another session: load the page again."
         return monitor.tell(request, who, "Not done", text, FORBIDDEN)
     try:
         return RedirectResponse(f"/plans/{await do(fields)}", 303)
@@ -73,7 +73,7 @@ def _order(fields: dict[str, str]) -> Order:
     if kind not in KINDS:
         raise NotDone(f"There is no such action: {kind[:20]}")
     if not 0 < len(about) <= ABOUT_CHARS_MAX:
-        raise NotDone("What is it about? A name of 1 to 1,000 characters is wanted.")
+        raise NotDone("A name of 1 to 1,000 characters is required.")
     try:
         rate = read_whole(fields.get("rate", "") or RATE_PER_S, 1, RATE_MAX_PER_S)
     except ValueError:

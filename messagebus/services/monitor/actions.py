@@ -88,7 +88,7 @@ class Actions:
         if self._config.token is None:
             return "Actions are off: the operators' token cannot be read."
         if not self._watch.events.is_durable:
-            return "Actions are off: who does what cannot be written to disk."
+            return "Actions are off: the record of actions cannot be written to disk."
         return ""
 
     def find(self, id: str) -> Plan | None:
@@ -110,19 +110,19 @@ class Actions:
         """Begin to run a plan, once. Raises NotDone."""
         plan = self._plans.get(id)
         if plan is None:
-            raise NotDone("This plan is not known any more: make another.")
+            raise NotDone("This plan has expired: make another.")
         self._allowed(plan.order, who)
         if plan.state != "open":
             raise NotDone(f"{plan.run_by} has run this plan already.")
         right = token_of(self._key, plan.order, plan.found, plan.by, plan.made_ms)
         if not hmac.compare_digest(token.encode("utf-8", "replace"), right.encode()):
-            raise NotDone("The form is not of this plan.")
+            raise NotDone("The form does not belong to this plan: load the page again.")
         if plan.kind.is_typed and typed.strip() != plan.order.about:
             raise NotDone(f"Type {plan.order.about} to confirm.")
         for other in self._runs.values():
             if _subject(other.order) == _subject(plan.order):
                 raise NotDone(
-                    f"{other.run_by} is at it: {other.kind.title.lower()} of"
+                    f"{other.run_by} is running it: {other.kind.title.lower()} of"
                     f" {other.order.about} has not ended."
                 )
         plan.state, plan.run_by, plan.began_ms = "checking", who.name, wall_ms()
@@ -134,7 +134,7 @@ class Actions:
         """End a paced run between two messages. Raises NotDone."""
         plan = self._plans.get(id)
         if plan is None or not plan.is_busy:
-            raise NotDone("It does not run any more.")
+            raise NotDone("It has already ended.")
         self._allowed(plan.order, who)
         self._stops.add(id)
 
@@ -188,7 +188,7 @@ class Actions:
             if changed := differs(plan.found, await self._look(plan.order)):
                 raise NotDone(f"not run, because it is no longer as planned: {changed}")
             if not await self._told(plan, by, f"{_title(plan)} began, plan {plan.id}"):
-                raise NotDone("not run, because it could not be written down who does it")
+                raise NotDone("not run, because the record of who runs it could not be written")
             plan.state = "running"
             result = await asyncio.to_thread(self._do, plan)
             await self._seen(plan.order)

@@ -40,9 +40,9 @@ class Role(enum.IntEnum):
 
     NOBODY = 0
     VIEWER = 1
-    """Sees everything but bodies, keys and headers of messages."""
+    """Sees everything except bodies, keys and headers of messages."""
     READER = 2
-    """Sees also those; each look is in the audit."""
+    """Also sees these; the journal records each look."""
     OPERATOR = 3
     """Redrives and drops parked messages, drains brokers."""
     ADMIN = 4

@@ -173,10 +173,10 @@ def parked_found(order: Order, told: ParkedCounts) -> Found:
         lines.append(Line(each.broker, each.count, each.oldest_ms, f"{note}{more}{unseen}"))
     keeps = [
         "Messages that wait in the subscription, or are being handled, are not touched.",
-        "At most as many messages are taken on each broker as stand here, the oldest first.",
+        "On each broker at most this many messages are taken, the oldest first.",
     ]
     if order.reason:
-        keeps.append("Parked messages with another reason stay.")
+        keeps.append("Parked messages with another reason stay parked.")
     if order.broker:
         keeps.append("Parked messages on other brokers stay.")
     return Found(
@@ -184,7 +184,7 @@ def parked_found(order: Order, told: ParkedCounts) -> Found:
         tuple(f"{broker} answers" for broker in told.looked),
         tuple(keeps),
         _faults(told.faults),
-        "" if any(line.count for line in lines) else "nothing is parked that this would take",
+        "" if any(line.count for line in lines) else "no parked message matches",
     )
 
 
@@ -202,7 +202,7 @@ def waiting_found(order: Order, told: SubscriptionCounts) -> Found:
         if order.kind == "delete" and each.consumers:
             facts.append(f"consumed from on {each.broker}")
     keeps: tuple[str, ...] = (
-        "Messages that are delivered and not yet answered stay.",
+        "Messages that are delivered and not yet acked stay.",
         "Parked messages stay.",
     )
     if order.kind == "delete":
@@ -235,12 +235,12 @@ def broker_found(order: Order, board: Board) -> Found:
         keeps = (
             f"New publishers go to {plural(len(others), 'other broker')}; present ones move within"
             " their connection's lifetime.",
-            "Consumers stay attached, and what waits there is consumed.",
+            "Consumers stay attached and go on consuming the messages there.",
         )
         blocked = "it is drained already" if is_draining else ""
-        blocked = blocked or ("" if others else "no other broker is ready: nobody would take over")
+        blocked = blocked or ("" if others else "no other broker is ready to take over")
     else:
-        keeps = ("A drain that the consumer list or a playbook orders is not ended by this.",)
+        keeps = ("A drain ordered by the consumer list or a playbook goes on.",)
         blocked = "" if is_draining else "it is not drained"
     facts = (f"{order.about} is {'drained' if is_draining else 'not drained'}",)
     return Found((line,), facts, keeps, (), blocked)

@@ -60,7 +60,7 @@ class Watch:
                 bus=Bus(at_ms=wall_ms(), brokers=()),
                 now_ms=wall_ms(),
                 history=self.history,
-                fault="nothing was asked yet",
+                fault="no agent has been asked yet",
             )
         )
         self._news = asyncio.Condition()

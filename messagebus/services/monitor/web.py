@@ -65,7 +65,7 @@ BEAT_S = 10.0
 GZIP_LEVEL = 6
 # In the pages' body; what a caller wrote has its quotation marks escaped.
 AT_VERSION = 'data-version="{}"'
-LEFT = "people are taken; what else has changed wants a restart"
+LEFT = "people are applied; the other changes require a restart"
 SPANS_S = (600, 3_600, 21_600, 86_400)
 # A page that is rendered takes 10 to 20 ms of a core, a request that is refused 2: so much more it counts.
 RENDERED = 10
@@ -141,7 +141,7 @@ class Monitor:
         Returns what it did not take, and why; "" when it took all. All other settings want a restart.
         """
         if self.config.has_logins and not found.has_logins:
-            return "people kept: a page that is open to everybody wants a restart"
+            return "people kept: opening the page to everybody requires a restart"
         mine = replace(self.config, people=found.people, tokens=found.tokens, proxy=found.proxy)
         left = "" if mine == replace(found, listen=mine.listen) else LEFT
         self.config = mine
@@ -251,7 +251,13 @@ class Monitor:
         self._seen(asked)
         shown, who = asked.values(), asked.who
         if shown is None:
-            return self.tell(request, who, "Not there", "The bus has nothing of that name.", 404)
+            return self.tell(
+                request,
+                who,
+                "Not there",
+                "The bus has no topic, subscription or queue of that name.",
+                404,
+            )
         # Parts are the same for all with one role; the bar has a name and a token in it. Where nobody looks
         # at this page yet it is rendered once, not a second time for those who will.
         feed = self._feed(of, asked)
@@ -444,7 +450,13 @@ async def _login(monitor: Monitor, request: Request, who: Principal) -> Response
 
 async def _logout(monitor: Monitor, request: Request, who: Principal) -> Response:
     if await monitor.form(request, who) is None:
-        return monitor.tell(request, who, "Not done", "The form was of another session.", 403)
+        return monitor.tell(
+            request,
+            who,
+            "Not done",
+            "The form belongs to another session: load the page again.",
+            403,
+        )
     monitor.logins.end(request.cookies.get(monitor.cookie, ""))
     answer = RedirectResponse("/login", 303)
     answer.delete_cookie(monitor.cookie, path="/", secure=monitor.has_tls)

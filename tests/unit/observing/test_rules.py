@@ -224,7 +224,10 @@ def test_what_was_parked_in_ten_minutes_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("third", "told"),
-    [(900, "Broker mb3 got 69 % of all publishes of ten minutes, as one of 3"), (300, "")],
+    [
+        (900, "Broker mb3, one of 3, received 69 % of all publishes of the last ten minutes"),
+        (300, ""),
+    ],
 )
 def test_a_broker_that_gets_more_than_twice_its_share_is_named(third: int, told: str) -> None:
     attention, raised = Attention(), tuple[Raised, ...]()
@@ -342,8 +345,8 @@ def test_an_empty_queue_without_a_consumer_harms_nobody() -> None:
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        (bus(seen("mb1", row(BILLING, ready=1)), seen("mb2", row(BILLING))), "nobody consumes it"),
-        (bus(seen("mb1", row(BILLING, ready=1)), seen("mb2", SERVED)), "nobody consumes it on mb1"),
+        (bus(seen("mb1", row(BILLING, ready=1)), seen("mb2", row(BILLING))), "it has no consumer"),
+        (bus(seen("mb1", row(BILLING, ready=1)), seen("mb2", SERVED)), "it has no consumer on mb1"),
         (
             bus(
                 seen("mb1", row(BILLING, ready=1, consumers=1), alarm="alarm: disk"),
@@ -351,27 +354,27 @@ def test_an_empty_queue_without_a_consumer_harms_nobody() -> None:
             ),
             "only on mb1, which is in alarm: disk",
         ),
-        (bus(seen("mb1", row(BILLING, ready=1, consumers=1))), "not known"),
+        (bus(seen("mb1", row(BILLING, ready=1, consumers=1))), "unknown"),
         (
             bus(
                 seen("mb1", row(BILLING, ready=9, oldest_ms=90_000)),
                 seen("mb2", row(BILLING, ready=1, consumers=1, oldest_ms=100)),
             ),
-            "nobody consumes it on mb1",
+            "it has no consumer on mb1",
         ),
         (
             bus(
                 seen("mb1", row(BILLING, ready=9, consumers=1, unacked=25)),
                 seen("mb2", row(BILLING, ready=9, consumers=1, unacked=25)),
             ),
-            "its handlers are slow: consumers hold 50 messages, as many as they may",
+            "its handlers are slow: consumers hold 50 messages, their whole prefetch",
         ),
         (
             bus(
                 seen("mb1", row(BILLING, ready=9, consumers=1, unacked=25)),
                 seen("mb2", row(BILLING, ready=0, consumers=1, unacked=3)),
             ),
-            "not known",
+            "unknown",
         ),
     ],
 )
@@ -381,7 +384,7 @@ def test_the_first_reason_that_holds_is_told(told: Bus, why: str) -> None:
 
 def test_handlers_that_answer_nothing_are_stuck() -> None:
     full = bus(seen("mb1", row(BILLING, ready=9, consumers=1, unacked=25)))
-    held = "consumers hold 25 messages, as many as they may"
+    held = "consumers hold 25 messages, their whole prefetch"
     assert reason(full, BILLING, 0.0) == f"its handlers are stuck: {held}, and answer none"
     assert reason(full, BILLING, 0.1) == f"its handlers are slow: {held}"
 
@@ -393,7 +396,7 @@ def test_a_case_tells_the_rates_that_were_observed_and_the_reason_by_them() -> N
     for at_s in range(0, 300, 10):
         raised = attention.step(later(told, at_s * 1000), rates)
     (found,) = raised
-    assert "5.0/s come and 0.0/s leave. Reason: its handlers are stuck" in found.text
+    assert "5.0 msg/s in, 0.0 msg/s out. Reason: its handlers are stuck" in found.text
 
 
 def test_the_past_keeps_two_steps_whole_and_of_older_ones_what_is_parked() -> None:

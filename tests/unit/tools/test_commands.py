@@ -319,7 +319,7 @@ def test_what_would_move_is_told_before_and_what_moved_after(
     assert json.loads(run(*words, "--dry-run", "--json").stdout)[key] == 3
     unasked = run(*words)
     assert (unasked.exit_code, calls) == (Exit.USAGE, [])
-    assert "nobody is there to be asked" in unasked.stderr
+    assert "no terminal to ask on" in unasked.stderr
     done = run(*words, "--yes", "--limit", "5")
     assert done.stdout == f"{did} 3 of orders/billing on mb1:5672\n{did} 3\n"
     assert calls[0][1]["count_max"] == 5

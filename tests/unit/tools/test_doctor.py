@@ -192,18 +192,24 @@ BROKEN: dict[str, tuple[Callable[[Rig], None], str, str, str, str]] = {
         setting("BROKER", f"127.0.0.1:{nobody()}"),
         "✗",
         "balancer",
-        "nobody listens",
+        "connection refused",
         "its port",
     ),
-    "a port of HTTP": (http_port, "✗", "balancer", "HTTP is spoken", "AMQP port"),
+    "a port of HTTP": (http_port, "✗", "balancer", "speaks HTTP", "AMQP port"),
     "a balancer without a broker": (silent, "✗", "balancer", "within 500 ms", "lb status"),
     "a balancer without an agent": (no_agent, "✗", "list", "", "lb status"),
     "a wrong password": (wrong_password, "✗", "broker", "refuses user guest", "PASSWORD_FILE"),
     "a wrong vhost": (setting("VHOST", "shop"), "✗", "broker", "vhost", "MESSAGEBUS_VHOST"),
     "another broker at the address": (renamed, "✗", "broker", "mb9:5672 answers", "the list"),
     "a balancer to a broker beside the list": (renamed, "✗", "balancer", "not on the list", "lb"),
-    "a broker that only the balancer reaches": (one_away, "✗", "broker", "nobody listens", "port"),
-    "a list that is away": (behind, "✗", "list", "nobody listens", "port"),
+    "a broker that only the balancer reaches": (
+        one_away,
+        "✗",
+        "broker",
+        "connection refused",
+        "port",
+    ),
+    "a list that is away": (behind, "✗", "list", "connection refused", "port"),
     "an address without a list": (agents(text=""), "✗", "list", "HTTP 404", "/consumer-list"),
     "a page for a list": (agents(text="<html>"), "✗", "list", "line 1", "/consumer-list"),
     "the list of another cluster": (setting("CLUSTER", "d"), "✗", "list", "'c'", "CLUSTER"),
@@ -286,12 +292,12 @@ def test_tls_on_one_side_only_is_named(rig: Rig, ours: bool) -> None:
     if ours:
         rig.env |= tls | {"MESSAGEBUS_TLS": "true"}
         told = [each.told for each in rig.examine() if each.mark is doctor.Mark.FAULT]
-        assert told == ["plain AMQP is spoken there"]
+        assert told == ["this port speaks plain AMQP"]
         return
     with fake_rabbit(tls=server.server_context()) as rabbit:
         rig.env["MESSAGEBUS_BROKER"] = rabbit.name
         told = [each.told for each in rig.examine() if each.mark is doctor.Mark.FAULT]
-        assert told == ["TLS is spoken there"]
+        assert told == ["this port speaks TLS"]
         rig.env |= tls | {"MESSAGEBUS_TLS": "true"}
         found = rig.examine()
         assert [each for each in found if each.mark is doctor.Mark.FAULT] == []
@@ -303,7 +309,7 @@ def test_the_command_tells_a_line_each_and_ends_with_7(rig: Rig) -> None:
     done = CliRunner().invoke(cli, ["doctor"], prog_name="messagebus", env=rig.env)
     assert done.exit_code == 7
     assert "✗ balancer" in done.stdout
-    assert " → user and password" in done.stdout
+    assert " → correct user and password" in done.stdout
     assert "hush-hush" not in done.output
     told = CliRunner().invoke(cli, ["doctor", "--json"], prog_name="messagebus", env=rig.env)
     assert {row["mark"] for row in json.loads(told.stdout)} == {"well", "fault"}

@@ -222,7 +222,7 @@ def _broker_facts(seen: Seen, now_ms: int) -> list[tuple[str, str]]:
         facts += [
             ("Verdict", f"down: {NO_LINK}" if seen.is_away else UNKNOWN),
             ("Gate", "shut" if seen.is_away else UNKNOWN),
-            ("Last answer", f"{heard} ago; all below is of it"),
+            ("Last answer", f"{heard} ago; the facts below are from then"),
         ]
     else:
         facts += [
@@ -242,7 +242,7 @@ def _broker_facts(seen: Seen, now_ms: int) -> list[tuple[str, str]]:
             ("Memory", f"{figures.size(room.memory_used)} of {figures.size(room.memory_limit)}"),
         ]
     if state.mirror is None:
-        facts.append(("Mirror", "none: its messages are on this disk alone"))
+        facts.append(("Mirror", "none: its messages are on one disk only"))
     else:
         link = "connected" if state.mirror.connected else "not connected"
         disks = "up to date on two disks" if state.mirror.copies > 1 else "messages on one disk"
@@ -250,7 +250,7 @@ def _broker_facts(seen: Seen, now_ms: int) -> list[tuple[str, str]]:
     if state.certificate_s is not None:
         facts.append(("Certificate", f"ends in {figures.roughly(state.certificate_s)}"))
     if seen.skew_ms is not None:
-        facts.append(("Clock", f"{seen.skew_ms / MS_PER_S:+.1f} s beside this host's"))
+        facts.append(("Clock", f"{seen.skew_ms / MS_PER_S:+.1f} s against this host's"))
     facts += [("Versions", f"RabbitMQ {state.rabbitmq or '?'}, agent {state.agent or '?'}")]
     return facts
 
@@ -260,4 +260,6 @@ def _topology_words(answer: Answer) -> str:
     if state.missing_count:
         names = ", ".join(state.missing[:NAMES_SHOWN])
         return f"{state.missing_count} of {state.entries} entries missing: {names}"
-    return f"all {state.entries} entries are there" + ("" if state.settled else ", not yet settled")
+    return f"all {state.entries} entries are present" + (
+        "" if state.settled else ", not yet settled"
+    )

@@ -141,5 +141,5 @@ def _matrix_words(source: Source, settings: Settings) -> str:
     if source.lacking:
         said.append(f"no consumer on {named(source.lacking)}")
     if source.missing:
-        said.append(f"not there on {named(source.missing)}")
+        said.append(f"missing on {named(source.missing)}")
     return "; ".join([*said, f"{named(silent)} did not answer"] if silent else said)

@@ -54,9 +54,9 @@ def parked(board: Board, query: Query, settings: Settings) -> Values:
             for each in found
         ],
         "note": "; ".join(filter(None, (total, missing_note(board, settings)))),
-        "empty": "Nothing is parked on the brokers that answer."
+        "empty": "No message is parked on the brokers that answer."
         if board.without
-        else "Nothing is parked: no handler and no broker gave up a message.",
+        else "No message is parked.",
     }
 
 
@@ -138,7 +138,10 @@ def topology(
             ("generation", str(bus.generation)),
             ("brokers", str(len(bus.brokers))),
             ("list read", f"{figures.roughly(bus.list_age_ms / MS_PER_S)} ago"),
-            ("topology", "the same everywhere" if len(digests) < 2 else "not the same everywhere"),
+            (
+                "topology",
+                "the same on all agents" if len(digests) < 2 else "differs between agents",
+            ),
         ],
         "incomplete": incomplete[:ROWS_A_PAGE],
         "entries": len(board.sources),
@@ -199,9 +202,9 @@ def rules(board: Board, query: Query, settings: Settings, table: Sequence[Rule])
         for rule in table
     ]
     raised = {each.rule.name for each in view.raised}
-    note = f"{len(raised)} of {len(table)} are raised"
+    note = f"{len(raised)} of {len(table)} are firing"
     if view.noticed:
-        note += f"; {plural(len(view.noticed), 'case')} seen, not yet for long"
+        note += f"; {plural(len(view.noticed), 'case')} pending"
     return {"title": "Rules", "lines": [(row.rule.name, row) for row in rows], "note": note}
 
 

@@ -94,7 +94,7 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
     parked_in = sum(bool(each.sum.parked) for each in sources)
     return [
         Tile("Oldest message", big_age(oldest_s, oldest_is_least),
-             where or note or ("" if oldest_is_least else "nothing waits"),
+             where or note or ("" if oldest_is_least else "no message waits"),
              figures.age_class(oldest_s), line(OLDEST), "tile.oldest"),
         Tile("Waiting", number(board.waiting), note or f"{unacked:,} of them unacked",
              "", line(WAITING), "tile.waiting"),
@@ -105,9 +105,9 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
              note or f"by {plural(sum(each.sum.consumers for each in sources), 'consumer')}", "",
              line(LEAVING), "tile.handled"),
         Tile("Parked", number(board.parked),
-             f"in {plural(parked_in, 'queue')}" if parked_in else note or "nothing was given up",
+             f"in {plural(parked_in, 'queue')}" if parked_in else note or "no message is parked",
              "warn" if board.parked else "", None, "tile.parked"),
         Tile("Coverage", ((str(complete), ""), (f"of {len(sources)}", "")),
-             note or (f"everywhere; {bare} not consumed" if bare else "on every broker"),
+             note or (f"on every broker; {bare} without consumers" if bare else "on every broker"),
              "bad" if complete < len(sources) else "", None, "tile.coverage"),
     ]  # fmt: skip

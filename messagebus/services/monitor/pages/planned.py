@@ -65,9 +65,13 @@ def _state(plan: Plan, settings: Settings) -> tuple[str, str, str]:
         return "", "Nothing has been done yet.", ""
     done = f" {plan.moved:,} of {plan.found.total:,} messages." if plan.found.total else ""
     if plan.is_busy:
-        return "warn", f"{plan.run_by} runs it since {figures.clock(plan.began_ms)}.{done}", ""
+        return (
+            "warn",
+            f"{plan.run_by} has been running it since {figures.clock(plan.began_ms)}.{done}",
+            "",
+        )
     took = figures.age(max(0.1, (plan.ended_ms - plan.began_ms) / MS_PER_S))
-    words = {"done": "Done", "failed": "Not done, or not all of it", "cancelled": "Cancelled"}
+    words = {"done": "Done", "failed": "Failed, or done in part", "cancelled": "Cancelled"}
     said = (
         f"{words[plan.state]}: {plan.run_by} ran it at {figures.clock(plan.began_ms)}, in {took}."
     )

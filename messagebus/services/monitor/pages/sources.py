@@ -35,7 +35,7 @@ from messagebus.services.monitor.pages.shared import (
 from messagebus.terminal import plural
 
 DAY_S, MINUTES_SHOWN = 86_400, 60
-ALIKE = "The brokers are alike, so the cause is with the consumers."
+ALIKE = "All brokers behave alike, so look at the consumers."
 
 
 def subscriptions(board: Board, query: Query, settings: Settings) -> Values:
@@ -93,7 +93,7 @@ def _source_facts(source: Source, board: Board) -> list[tuple[str, str]]:
     kind = "queue" if source.name.startswith("queue:") else "subscription"
     return [
         ("kind", kind),
-        ("there on", f"{here} of {answering} brokers that answer"),
+        ("present on", f"{here} of {answering} brokers that answer"),
         ("consumers", _consumers(source)),
     ]
 
@@ -107,16 +107,16 @@ def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
     arriving, leaving = source.sum.came, source.sum.left
     on = " on the brokers that answer" if source.sum.is_least else ""
     if not source.answering:
-        return "warn", "No broker that has it answers.", "Its figures are not known just now."
+        return "warn", "No broker that has it answers.", "Its figures are unknown until one does."
     if source.sum.waiting and not source.sum.consumers:
         return (
             "warn",
-            f"Nobody consumes it{on}: {source.sum.waiting:,} messages wait.",
+            f"It has no consumer{on}: {source.sum.waiting:,} messages wait.",
             "Messages are kept until a consumer attaches.",
         )
     if arriving is not None and leaving is not None and arriving > leaving * 1.05 + 0.5:
         why = reason(bus, source.name, leaving)
-        because = f"{why[0].upper()}{why[1:]}." if why != "not known" else ALIKE
+        because = f"{why[0].upper()}{why[1:]}." if why != "unknown" else ALIKE
         if source.lacking:
             names = ", ".join(settings.label(each) for each in source.lacking)
             because = f"No consumer is attached on {names}."
@@ -139,18 +139,18 @@ def _source_tiles(source: Source, board: Board, settings: Settings) -> list[Tile
         Tile("Oldest message", big_age(source.oldest_s, source.sum.oldest_is_least),
              where_oldest(source, settings).removeprefix(f"{source.name} ")
              if source.oldest_s
-             else note or ("" if source.sum.oldest_is_least else "nothing waits"),
+             else note or ("" if source.sum.oldest_is_least else "no message waits"),
              figures.age_class(source.oldest_s), None, "tile.oldest"),
         Tile("Waiting", ((waiting, ""),), note or f"{ready} ready · {unacked} unacked", "", None,
              "tile.waiting"),
         Tile("In", ((at_least(arriving, is_least, figures.rate), "/s"),),
-             note or "arrive on all brokers together", "", None, "tile.in"),
+             note or "arriving, all brokers together", "", None, "tile.in"),
         Tile("Out", ((at_least(leaving, is_least, figures.rate), "/s"),),
              note or "answered by consumers",
              "warn" if tone else "", None, "tile.out"),
         Tile("Until empty", empty, empty_note, tone, None, "tile.empty"),
         Tile("Parked", ((parked, ""),),
-             "given up by handlers or brokers" if source.sum.parked else note or "nothing was given up",
+             "parked by handlers or brokers" if source.sum.parked else note or "no message is parked",
              "warn" if source.sum.parked else "", None, "tile.parked"),
     ]  # fmt: skip
 
@@ -159,14 +159,14 @@ def _until_empty(source: Source, missing: str) -> tuple[tuple[tuple[str, str], .
     if missing:
         return ((UNKNOWN, ""),), missing, ""
     if not source.sum.ready:
-        return ((figures.NOTHING, ""),), "nothing waits for a consumer", ""
+        return ((figures.NOTHING, ""),), "no message waits for a consumer", ""
     if source.sum.came is None or source.sum.left is None:
         return ((UNKNOWN, ""),), "rates are not known yet", ""
     surplus = source.sum.left - source.sum.came
     if surplus <= 0.05:
         missing = f"no consumer on {plural(len(source.lacking), 'broker')}"
-        return (("never", ""),), missing if source.lacking else "out is not quicker than in", "warn"
-    return big_age(source.sum.ready / surplus), "at the rates of this moment", ""
+        return (("never", ""),), missing if source.lacking else "out is not faster than in", "warn"
+    return big_age(source.sum.ready / surplus), "at the present rates", ""
 
 
 def _clients_of(board: Board, name: str) -> list[tuple[str, Values]]:

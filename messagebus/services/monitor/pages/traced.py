@@ -7,7 +7,7 @@ from messagebus.services.monitor.board import Board
 from messagebus.services.monitor.pages.shared import Query, Settings, Values
 
 AGO_S = (
-    ("", "not known"),
+    ("", "unknown"),
     ("60", "a minute ago, or earlier"),
     ("600", "10 minutes ago, or earlier"),
     ("3600", "an hour ago, or earlier"),
@@ -16,14 +16,14 @@ AGO_S = (
 # Verdict -> the chip's colour, and its words.
 VERDICTS = {
     "parked": ("bad", "parked"),
-    "done": ("ok", "done with"),
+    "done": ("ok", "processed"),
     "published": ("info", "published"),
     "refused": ("bad", "not stored"),
     "delivered": ("info", "delivered"),
     "may wait": ("warn", "may wait"),
-    "absent": ("ok", "not there"),
+    "absent": ("ok", "not found"),
     "id": ("info", "id"),
-    "?": ("unknown", "not known"),
+    "?": ("unknown", "unknown"),
 }
 
 

@@ -175,7 +175,9 @@ def test_what_is_wrong_with_a_broker_is_said_as_everywhere() -> None:
         "Broker mb1 is in alarm: memory: its publishers leave it"
     ]
     room = Room(disk_free=2 * 10**9, disk_limit=10**9, memory_used=1, memory_limit=9)
-    assert observed(room=room) == ["2,000 MB of disk are free on mb1; below 1,000 it takes no more"]
+    assert observed(room=room) == [
+        "2,000 MB of disk are free on mb1; below 1,000 MB it accepts no publishes"
+    ]
 
 
 @pytest.mark.parametrize(

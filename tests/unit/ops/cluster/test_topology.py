@@ -118,8 +118,8 @@ def test_a_binding_that_nobody_wants_is_told() -> None:
     assert list(foreign("mb1", entries, [*wanted, *others, *marked])) == []
     strange = [("mb.topic/orders", "mb.queue/jobs", ""), ("mb.out", "mb.sub/orders/a", "mb.to/x")]
     assert [str(each) for each in foreign("mb1", entries, [*wanted, *strange])] == [
-        "mb1: exchange mb.out leads to mb.sub/orders/a under mb.to/x, and nobody wants that",
-        "mb1: exchange mb.topic/orders leads to mb.queue/jobs, and nobody wants that",
+        "mb1: exchange mb.out leads to mb.sub/orders/a under mb.to/x, which is not in the topology",
+        "mb1: exchange mb.topic/orders leads to mb.queue/jobs, which is not in the topology",
     ]
 
 

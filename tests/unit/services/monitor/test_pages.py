@@ -152,7 +152,7 @@ def test_a_client_is_told_with_its_brokers_and_what_it_owes_of_its_prefetch() ->
 def test_what_is_about_the_list_leads_to_the_page_that_names_who() -> None:
     made = board_of(MadeUp().bus())
     rule = next(each for each in RULES if each.name == "ClientBehind")
-    said = "1 client works by an older list"
+    said = "1 client uses a list older"
     (line,) = attention(made, SETTINGS, [Raised(rule=rule, about="list", text=said, since_ms=0)])
     assert (line.before, line.subject) == (said, "")
     assert line.href == "/clients?behind=1"
@@ -210,8 +210,8 @@ def test_what_is_not_known_is_a_question_in_tiles_rows_and_exports_and_never_0(h
     for template, values in pages.items():
         parts = parts_of(template, made, values)
         text = unescape(" ".join(parts.values()))
-        assert "nothing waits" not in text
-        assert "nothing was given up" not in text
+        assert "no message waits" not in text
+        assert "no message is parked" not in text
         assert "Nothing is parked:" not in text
         assert "All clear" not in text
         tiles = {id: figure_of(html) for id, html in parts.items() if id.startswith("tile.")}

@@ -133,13 +133,13 @@ async def test_what_is_no_id_is_not_looked_for(
 ) -> None:
     found[:] = [AssertionError("looked for")]
     told = await page(f"/trace?id={id}&ago=nonsense")
-    assert "Not looked for" in told
+    assert "Not searched" in told
     assert "<script>alert" not in told
 
 
 async def test_a_search_that_fails_says_why(found: list[ParkedMessages | Exception]) -> None:
     found[:] = [LinkLost("mb1:5672", "refused")]
-    assert "Not looked for: " in await page(f"/trace?id={ID}")
+    assert "Not searched: " in await page(f"/trace?id={ID}")
 
 
 @pytest.mark.parametrize(

@@ -241,10 +241,10 @@ async def test_people_change_with_their_file_and_who_is_gone_is_logged_out() -> 
         assert (await client.get("/")).status_code == 200
         assert monitor.take(config) == ""
         assert (await client.get("/")).status_code == 200
-        assert "wants a restart" in monitor.take(MonitorConfig(bus=PROXIED))
+        assert "requires a restart" in monitor.take(MonitorConfig(bus=PROXIED))
         assert (await client.get("/")).status_code == 200
         other = replace(config, people=(), manual="http://elsewhere/")
-        assert "what else has changed wants a restart" in monitor.take(other)
+        assert "the other changes require a restart" in monitor.take(other)
         assert monitor.config.manual == config.manual
         assert (await client.get("/")).status_code == 401
         assert (await client.post("/login", data=fields, headers=OURS)).status_code == 401
@@ -598,5 +598,5 @@ async def test_a_broker_that_was_just_lost_is_named_before_its_rule_holds() -> N
     monitor, _ = await monitor_of(MonitorConfig(bus=PROXIED), asker)
     async with client_of(monitor) as client:
         text = (await client.get("/")).text
-        assert "No rule holds yet; look at mb1." in text
+        assert "No alert is firing yet; look at mb1." in text
         assert "All clear" not in text
