@@ -2,6 +2,9 @@
 
 ``python -m ops.dist [FOLDER]``, or ``make dist``. Times in both are that of the commit. ``requirements.txt``
 beside them has the libraries of all services, by version and hash, for images and packages.
+
+The long description of both is the README without what an index cannot show: relative links, pictures and
+comments.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +29,10 @@ PACKAGE = "messagebus"
 # Time for a checkout without history: the earliest that a wheel, which is a ZIP file, can hold.
 NO_COMMIT_S = 315_532_800
 BUILD_WITHIN_S = 300
+_COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+# Pictures and links whose address has no scheme.
+_PICTURE = re.compile(r"!\[[^]]*\]\((?!\w+:)[^)]*\)\n*")
+_LINK = re.compile(r"\[([^]]*)\]\((?!\w+:)[^)]*\)")
 
 
 class NotBuilt(MessageBusError):
@@ -41,6 +49,8 @@ def build(out: Path, source: Path = CHECKOUT) -> list[Path]:
         )
         for name in FILES:
             shutil.copyfile(source / name, copy / name)
+        readme = copy / "README.md"
+        readme.write_text(described(readme.read_text()))
         for path in copy.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
         done = subprocess.run(
@@ -58,6 +68,11 @@ def build(out: Path, source: Path = CHECKOUT) -> list[Path]:
         shutil.copyfile(wheel, out / wheel.name)
         (out / archive.name).write_bytes(_plain(archive, at_s))
     return [out / wheel.name, out / archive.name]
+
+
+def described(readme: str) -> str:
+    """Return a README without relative links, pictures of the checkout and comments."""
+    return _LINK.sub(r"\1", _PICTURE.sub("", _COMMENT.sub("", readme)))
 
 
 def _commit_s(source: Path) -> int:

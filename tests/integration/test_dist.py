@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import email
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 
 import messagebus
@@ -20,9 +24,12 @@ from messagebus.__main__ import LATER
 from messagebus.commands.exits import Exit
 from ops.dist import build
 from ops.locked import SERVICES, requirements_of
+from ops.vendor import manifest
+from tests.support.documents import blocks_of, files_of
 from tests.support.eventually import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 WITHIN_S = 300
 PACKAGES_MAX = 10
 BUS = """
@@ -92,6 +99,73 @@ def test_the_wheel_works_in_a_bare_environment_of_few_packages(
         assert shown in done.stdout
 
 
+def test_the_readme_works_as_typed_from_an_empty_environment(
+    built: list[Path], tmp_path: Path
+) -> None:
+    """Its commands of installation and its first program, by bash, in a folder that has that program alone.
+
+    `make` gives what `make dist` builds. pip has an index of libraries, which are those that are installed
+    here; it has no distribution of ours, so that one that was looked for by its name would not be found.
+    """
+    here = "tests/integration/test_dist.py"
+    blocks = [each for each in blocks_of(README) if each.marks.get("elsewhere") == here]
+    assert sum("pip install" in each.text for each in blocks) == 2
+    (printed,) = (each for each in blocks_of(README) if each.text.startswith("billed order"))
+    index, commands, folder = (tmp_path / name for name in ("index", "bin", "empty"))
+    for place in (index, commands, folder):
+        place.mkdir()
+    for name in _needed("pydantic", "opentelemetry", "gateway"):
+        _pack(name, index)
+    _command(commands / "make", f'test "$*" = dist && mkdir dist && cp "{built[0]}" dist')
+    _command(commands / "python3", f'exec "{sys.executable}" "$@"')
+    (folder / "hello.py").write_text(files_of(README)["hello.py"])
+    last = 'python -c "import opentelemetry, pydantic, starlette"; messagebus --version\n'
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", "".join(each.text for each in blocks) + last],
+        cwd=folder,
+        env={
+            "HOME": str(tmp_path),
+            "PATH": f"{commands}:{os.defpath}",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "PIP_FIND_LINKS": str(index),
+            "PIP_NO_INDEX": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert printed.text in done.stdout
+    assert done.stdout.endswith(f"{messagebus.__version__}\n")
+
+
+def test_the_description_is_a_page_that_an_index_can_show(built: list[Path]) -> None:
+    with zipfile.ZipFile(built[0]) as wheel:
+        (name,) = (each for each in wheel.namelist() if each.endswith(".dist-info/METADATA"))
+        described = email.message_from_bytes(wheel.read(name))
+    assert described["Description-Content-Type"] == "text/markdown"
+    assert described["Author"] == "The messagebus project"
+    assert "Development Status :: 3 - Alpha" in described.get_all("Classifier", [])
+    assert {each.split(",")[0] for each in described.get_all("Project-URL", [])} >= {"Source"}
+    page = MarkdownIt("commonmark").enable("table").render(str(described.get_payload()))
+    assert page.startswith("<h1>messagebus</h1>")
+    assert "<table>" in page
+    assert "<img" not in page
+    assert "<!--" not in page
+    assert [each for each in re.findall(r'href="([^"]*)"', page) if "://" not in each] == []
+
+
+def test_the_licences_of_files_of_others_are_in_the_wheel(built: list[Path]) -> None:
+    with zipfile.ZipFile(built[0]) as wheel:
+        names = {Path(each).name for each in wheel.namelist() if "/licenses/" in each}
+    vendored = {each["name"].rpartition("/")[2] for each in manifest()}
+    assert names == {"LICENSE", *(f"LICENSE.{name}" for name in vendored)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    licences = {"Apache-2.0", *(each["licence"] for each in manifest())}
+    assert set(project["license"].split(" AND ")) == licences
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_starts_and_answers_with_its_extra_alone_and_without_it_names_it(
     built: list[Path], tmp_path: Path, service: str
@@ -152,6 +226,22 @@ def _run(python: Path, argv: list[str], folder: Path) -> subprocess.CompletedPro
     return subprocess.run(
         [python, *argv], cwd=folder, capture_output=True, text=True, timeout=WITHIN_S, check=False
     )
+
+
+def _command(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def _pack(name: str, folder: Path) -> None:
+    """Write the wheel of a distribution that is installed here."""
+    found = distribution(name)
+    tag = re.findall(r"^Tag: (.+)$", found.read_text("WHEEL") or "", re.MULTILINE)[0]
+    stem = f"{name.replace('-', '_')}-{found.version}-{tag}"
+    with zipfile.ZipFile(folder / f"{stem}.whl", "w") as wheel:
+        for file in found.files or ():
+            if not str(file).startswith("..") and file.suffix != ".pyc":
+                wheel.write(str(file.locate()), str(file))
 
 
 def _address() -> str:

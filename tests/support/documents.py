@@ -65,8 +65,9 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return the pages: README first, then docs."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Return the pages: README first, then CONTRIBUTING, then docs."""
+    tops = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
+    return [*tops, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks_of(page: Path) -> list[Block]:

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,22 @@ def test_pages_that_code_and_settings_name_exist() -> None:
     named = set(names.split())
     assert len(named) > 40
     assert {name for name in named if is_broken(ROOT / "README.md", name)} == set()
+
+
+def test_the_readme_names_this_version() -> None:
+    readme = (ROOT / "README.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"Version {project['version']}, alpha" in readme
+    assert "Development Status :: 3 - Alpha" in project["classifiers"]
+    wheels = re.findall(r"messagebus_rabbitmq-(.+?)-py3-none-any\.whl", readme)
+    assert set(wheels) == {project["version"]}
+
+
+def test_the_readme_lists_every_extra() -> None:
+    readme = (ROOT / "README.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    install, _, _ = readme.partition("## Install")[2].partition("\n## ")
+    assert set(project["optional-dependencies"]) <= set(re.findall(r"[a-z]+", install))
 
 
 WITHIN_S = 300

@@ -227,7 +227,7 @@ def _fault(words: list[str], block: Block) -> str:
             return _unknown_extra(wanted)
         case "python", "-m", kit, *args if kit in KITS:
             return _parse(KITS[kit], f"python -m {kit}", args)
-        case "python", "-m", "venv" | "bench" | "build", *_:
+        case "python" | "python3", "-m", "venv" | "bench" | "build", *_:
             return ""
         case "python", script if script in files_of(block.page):
             return ""
@@ -270,7 +270,7 @@ def _unknown_extra(wanted: list[str]) -> str:
     for each in wanted:
         if re.fullmatch(r"messagebus(\[.*\])?", each):
             return f"{each} is another project's distribution"
-        extras = re.fullmatch(r"messagebus-rabbitmq\[([a-z,]+)\]", each)
+        extras = re.fullmatch(r"(?:messagebus-rabbitmq|.*\.whl)\[([a-z,]+)\]", each)
         for extra in extras[1].split(",") if extras else ():
             if extra not in project["optional-dependencies"]:
                 return f"no extra {extra}"
