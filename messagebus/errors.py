@@ -31,6 +31,8 @@ MessageBusError
     AlreadySettled                    the application answered one delivery twice
     RecordingFailed                   events cannot be written to a file
 
+docs/reference/errors.md has what happened, the cause and the remedy for each.
+
 pika's exceptions never leave ``messagebus._io``.
 """
 

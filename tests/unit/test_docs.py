@@ -23,7 +23,8 @@ import pytest
 import messagebus
 from docs import guarantees
 from docs.site import MODULES
-from messagebus import BusConfig, ConsumerConfig, PublisherConfig
+from messagebus import BusConfig, ConsumerConfig, PublisherConfig, errors
+from messagebus.commands.exits import CODES
 from ops.local.certificates import issue_missing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,3 +275,26 @@ def test_every_attribute_that_an_instance_sets_is_described_or_has_an_underscore
             if not each.startswith("_") and not re.search(rf"\b{each}\b", words)
         ]
         assert missing == [], f"{name}: public, and its docstring has no word about {missing}"
+
+
+def test_every_public_error_has_its_row_its_exit_code_and_its_section() -> None:
+    page = ROOT / "docs" / "reference" / "errors.md"
+    text, anchors = page.read_text(), anchors_of(page)
+    rows = dict(re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| (.*) \|$", text, re.M))
+    assert sorted(rows) == sorted(errors.__all__)
+    for name, row in rows.items():
+        cls = getattr(errors, name)
+        parents, code, _again = row.split(" | ")
+        assert parents == ", ".join(f"`{base.__name__}`" for base in cls.__bases__), name
+        mapped = next(CODES[each] for each in cls.__mro__ if each in CODES)
+        assert cls is errors.ChannelRefused or code == str(int(mapped)), name
+        assert name.lower() in anchors, name
+
+
+def test_every_error_without_subclasses_has_its_cause_and_remedy() -> None:
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, re.M | re.S))
+    for name in errors.__all__:
+        if not getattr(errors, name).__subclasses__():
+            parts = re.findall(r"^- \*\*(.*?):\*\* \S", sections[name], re.M)
+            assert parts == ["What happened", "Cause", "Remedy"], name
