@@ -81,12 +81,12 @@ def option_anywhere(group: click.Group, option: click.Option) -> None:
 
     def give(to: click.Command) -> None:
         for command in _all(to):
+            if isinstance(command, Group):
+                command.on_import = give
             if not any(set(option.opts) & set(other.opts) for other in command.params):
                 command.params.append(option)
 
     give(group)
-    if isinstance(group, Group):
-        group.on_import = give
 
 
 def said(name: str) -> Any:

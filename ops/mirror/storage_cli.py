@@ -25,7 +25,6 @@ from ops.mirror.options import (
 )
 from ops.mirror.view import MirrorView
 from ops.playbooks.inventory_text import with_value
-from ops.playbooks.step_commands import inventory
 from ops.run.command import RunOptions, carry, inventory_option, opened, options_of_run
 from ops.run.plan import Plan
 
@@ -163,7 +162,8 @@ def _where(view: MirrorView) -> Host:
     return of_mirror(view, view.node.host or view.mirror.hosts[0])
 
 
-@inventory.command(short_help="Record that the broker NAME runs on HOST.")
+# Of `ops inventory`.
+@click.command(short_help="Record that the broker NAME runs on HOST.")
 @click.argument("name")
 @click.argument("host")
 @inventory_option

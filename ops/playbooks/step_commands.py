@@ -10,6 +10,7 @@ import click
 from inventory.inventory import Inventory, load
 from lb.agents import set_draining
 from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.commands.exits import Group
 from messagebus.config import BusConfig
 from messagebus.destination import SEGMENTS
 from messagebus.files import write_whole
@@ -224,7 +225,13 @@ def _operator(inventory: Inventory) -> BusConfig:
     )
 
 
-@click.group()
+# Mirrors are a floor above the playbooks.
+_OF_MIRRORS = {
+    "move": ("ops.mirror.storage_cli:move", "Record that the broker NAME runs on HOST."),
+}
+
+
+@click.group("inventory", cls=Group, later=_OF_MIRRORS)
 def inventory() -> None:
     """Edit the inventory.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from messagebus.__main__ import LATER, cli
 from messagebus.commands import outbox
 from messagebus.commands.options import NumberRange
 from ops import __main__ as ops
+from tests.support.documents import ROOT
 
 GROUPS = {
     "messagebus": "messagebus.__main__:cli",
@@ -208,6 +210,30 @@ def test_commands_that_are_imported_later_are_told_by_their_own_words() -> None:
     for group_, known in ((cli, LATER), (outbox.group, outbox.LATER), (ops.cli, ops.LATER)):
         later = {name: line for name, (_place, line) in known.items()}
         assert later == {name: inner_of(group_, name).get_short_help_str(WIDTH) for name in known}
+
+
+def test_no_module_adds_a_command_to_a_group_of_another_one() -> None:
+    """A process that imports what it runs, as each step of a playbook, would not find it."""
+    added = []
+    for package in ("messagebus", "lb", "consumer_lists", "ops", "bench", "spark"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            tree = ast.parse(file.read_text())
+            taken = {
+                name.asname or name.name
+                for node in ast.walk(tree)
+                if isinstance(node, ast.ImportFrom)
+                for name in node.names
+            }
+            added += [
+                f"{file.relative_to(ROOT)}: {node.func.value.id}"
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("command", "group", "add_command")
+                and isinstance(node.func.value, ast.Name)
+                and node.func.value.id in taken
+            ]
+    assert added == []
 
 
 def test_help_imports_no_client() -> None:
