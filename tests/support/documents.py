@@ -13,6 +13,7 @@ see them:
     <!-- elsewhere: TEST -->        commands that this test runs; each is looked up
     <!-- first: CODE -->            run before it, in its language: what is published, what fails
     <!-- then: CODE -->             Python, run after it: what must be true now
+    <!-- printed -->                text that the Python block before it prints, with its hidden code
 
 Blocks of one page are one program: later blocks use the definitions of earlier ones.
 """
@@ -38,7 +39,7 @@ LANGUAGES = {
 _FENCE = re.compile(r"^```(\S*)[ \t]*\n(.*?)^```[ \t]*$", re.M | re.S)
 _COMMENTS = re.compile(r"(?:<!--(?:(?!-->).)*-->\s*)+\Z", re.S)
 _COMMENT = re.compile(r"<!--\s*((?:(?!-->).)*?)\s*-->", re.S)
-_KINDS = ("not run", "file", "cluster", "hardware", "elsewhere", "first", "then")
+_KINDS = ("not run", "file", "cluster", "hardware", "elsewhere", "first", "then", "printed")
 _MARK = re.compile(
     rf"({'|'.join(_KINDS)})(?:(?:, (in the background|until|exit \d+))?(?::\s*(.*))?)", re.S
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import io
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import sys
 import tomllib
 import types
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,7 @@ class Program:
     def __init__(self, page: Path, **names: Any) -> None:
         self._module = types.ModuleType(f"page_{page.stem.replace('-', '_').lower()}")
         vars(self._module).update(names)
+        self._printed = ""
 
     def run(self, blocks: Iterable[Block]) -> None:
         """Run the page. Raises what the page raises."""
@@ -73,7 +76,12 @@ class Program:
         try:
             with asyncio.Runner() as runner:
                 for block in blocks:
-                    self._run(runner, block)
+                    if block.language == "text":
+                        assert self._printed == block.text, block.name
+                        continue
+                    with redirect_stdout(io.StringIO()) as printed:
+                        self._run(runner, block)
+                    self._printed = printed.getvalue()
         finally:
             del sys.modules[self._module.__name__]
 
@@ -296,7 +304,13 @@ def wanted(language: str) -> list[Block]:
 
 
 def in_memory(page: Path) -> list[Block]:
-    return [b for b in wanted("python") if b.page == page and "cluster" not in b.marks]
+    """Return the Python of a page that needs no cluster, and what it says that this prints."""
+    return [
+        block
+        for block in BLOCKS
+        if block.page == page and not block.marks.keys() & {"cluster", "not run"}
+        if block.language == "python" or "printed" in block.marks
+    ]
 
 
 def run_pytest() -> str:
