@@ -25,6 +25,7 @@ from docs import guarantees
 from docs.site import MODULES
 from messagebus import BusConfig, ConsumerConfig, PublisherConfig, errors
 from messagebus.commands.exits import CODES
+from messagebus.observing.rules import RULES
 from ops.local.certificates import issue_missing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -298,3 +299,11 @@ def test_every_error_without_subclasses_has_its_cause_and_remedy() -> None:
         if not getattr(errors, name).__subclasses__():
             parts = re.findall(r"^- \*\*(.*?):\*\* \S", sections[name], re.M)
             assert parts == ["What happened", "Cause", "Remedy"], name
+
+
+def test_every_alert_has_its_row_with_its_section() -> None:
+    text = (ROOT / "docs" / "OPERATIONS.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| \w+ \| .* \| \[.*\]\((#[a-z-]+)\) \|$", text, re.M)
+    assert [(name, f"docs/OPERATIONS.md{anchor}") for name, anchor in rows] == [
+        (rule.name, rule.manual) for rule in RULES
+    ]
