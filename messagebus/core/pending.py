@@ -599,9 +599,15 @@ class PendingPublishes:
             self._earliest_ms -= ms
 
     def give_up(self, reason: str) -> list[Item]:
-        """Settle everything: the publisher stops."""
+        """Settle everything and drop all links: the publisher stops."""
         settled = self._give_up(list(self.unsettled()), reason)
         self._forget_settled()
+        # All has its end, also what would go out again first: see `ordered`.
+        self._windows.clear()
+        self._current = self.current = None
+        for queue in (self._backlog, *(state.held for state in self._destinations.values())):
+            queue.clear()
+        self.waiting = self.waiting_bytes = 0
         return settled
 
     def take_out(self, wanted: Callable[[Item], bool]) -> list[Item]:

@@ -34,6 +34,7 @@ from messagebus import (
     PublisherConfig,
     RetryPolicy,
     Stopped,
+    Topic,
 )
 from messagebus import publisher as publisher_module
 from messagebus._io import loop as loop_module
@@ -147,6 +148,20 @@ def test_a_log_handler_that_publishes_keeps_no_client_from_its_next_link(bus: Me
         assert {end.result(WITHIN_S).outcome for end in ends} == {Outcome.CONFIRMED}
     finally:
         logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("topic", ["orders", "parts"])
+def test_a_stopped_publisher_counts_nothing_as_waiting_or_sent(bus: MemoryBus, topic: str) -> None:
+    bus.declare(Topic("parts", partitions=2), "parts/a")
+    publisher = started(bus, window=1)
+    publisher.send_safe(topic, b"first")
+    bus.freeze()
+    ends = [publisher.submit(topic, b"x") for _ in range(5)]
+    eventually(lambda: publisher.stats().window, within_s=WITHIN_S)
+    assert publisher.stop(0) == len(ends)
+    assert {end.result(WITHIN_S).reason for end in ends} == {"the publisher was stopped"}
+    stats = publisher.stats()
+    assert (stats.backlog, stats.window) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -183,10 +183,13 @@ class Writer:
 
     def end_all(self) -> int:
         """Settle everything: the publisher has stopped. Returns how many messages no disk has for sure."""
-        left = [*self._writing, *self._queue]
-        self._end(self._writing, UNKNOWN, PUBLISHER_STOPPED)
-        self._end(list(self._queue), REFUSED, PUBLISHER_STOPPED)
+        writing, queued = self._writing, list(self._queue)
+        self._writing = []
         self._queue.clear()
+        left = [*writing, *queued]
+        self._left(left)
+        self._end(writing, UNKNOWN, PUBLISHER_STOPPED)
+        self._end(queued, REFUSED, PUBLISHER_STOPPED)
         return sum(publish.count for publish in left)
 
     def _end(self, publishes: list[Publish], outcome: str, reason: str = "") -> None:
@@ -268,27 +271,31 @@ class Writer:
                 own.folder.append, segment.name, header, b"".join(parts), segment.end
             )
         except Exception as fault:  # of the disk; any other one is a fault of the library
-            self._written()
             index.close_segment()
-            self._queue.extendleft(reversed([each for each in group if each.end is None]))
-            self._left([each for each in group if each.end is not None])
+            writing = self._written()
+            self._queue.extendleft(reversed([each for each in writing if each.end is None]))
+            self._left([each for each in writing if each.end is not None])
             if isinstance(fault, FileNotFoundError):
                 keeper.file_gone(own)
             self.failed(fault)
             return
-        self._written()  # not when it is cancelled: `end_all` settles what is being written
+        writing = (
+            self._written()
+        )  # not when it is cancelled: `end_all` settles what is being written
         for (number, lane), part in zip(written, parts, strict=True):
             index.written(number, lane, ms, len(part))
         keeper.written_ms = now_ms()
         if self.fault:
             log.warning("spool takes messages again after reason=%r", self.fault)
             self._recovered()
-        self._left(group)
-        self._end(group, SPOOLED)
+        self._left(writing)
+        self._end(writing, SPOOLED)
         self._on_written(sum(publish.count for publish in group))
 
-    def _written(self) -> None:
-        self._writing, self._keeper.is_writing = [], False
+    def _written(self) -> list[Publish]:
+        """Take out what was being written; nothing, when `end_all` has settled it."""
+        writing, self._writing, self._keeper.is_writing = self._writing, [], False
+        return writing
 
     # What the disk says.
     def failed(self, fault: Exception) -> None:

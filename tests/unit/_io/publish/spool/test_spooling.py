@@ -485,6 +485,17 @@ def test_a_full_spool_takes_no_more_and_says_so(
     eventually(lambda: publisher.stats().spool_fault == "", within_s=WITHIN_S)
 
 
+def test_what_a_full_spool_leaves_to_a_stop_waits_no_more(bus: MemoryBus, tmp_path: Path) -> None:
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path, messages_max=2))
+    ends = [publisher.submit("orders", b"x") for _ in range(5)]
+    eventually(lambda: publisher.stats().spool_fault, within_s=WITHIN_S)
+    assert publisher.stop(0) == 3
+    outcomes = [end.result(WITHIN_S).outcome for end in ends]
+    assert outcomes == [Outcome.SPOOLED] * 2 + [Outcome.REFUSED] * 3
+    assert publisher.stats().backlog == 0
+
+
 class Disk:
     """A disk that fails on demand: with this error, after so many bytes of each write."""
 
