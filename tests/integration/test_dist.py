@@ -114,12 +114,16 @@ def test_the_readme_works_as_typed_from_an_empty_environment(
     index, commands, folder = (tmp_path / name for name in ("index", "bin", "empty"))
     for place in (index, commands, folder):
         place.mkdir()
-    for name in _needed("pydantic", "opentelemetry", "gateway"):
+    for name in _needed("pydantic", "opentelemetry", "gateway", "redis"):
         _pack(name, index)
     _command(commands / "make", f'test "$*" = dist && mkdir dist && cp "{built[0]}" dist')
     _command(commands / "python3", f'exec "{sys.executable}" "$@"')
     (folder / "hello.py").write_text(files_of(README)["hello.py"])
-    last = 'python -c "import opentelemetry, pydantic, starlette"; messagebus --version\n'
+    last = """
+pip install 'messagebus-rabbitmq[redis]'  # as errors and guides say it: an extra of what is installed
+python -c "import opentelemetry, pydantic, redis, starlette"
+messagebus --version
+"""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", "".join(each.text for each in blocks) + last],
         cwd=folder,
