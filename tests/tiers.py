@@ -77,6 +77,7 @@ EXTRAS = {
     "test_no_page_has_a_fault_of_script_policy_access_or_width",
     "tests/integration/test_gateway_docs.py::test_curl_alone_declares_publishes_pulls_and_acks",
     "tests/integration/test_docs_cluster.py::test_the_readme_s_clients_work_on_a_cluster",
+    "tests/integration/test_dist.py::test_the_readme_works_as_typed_from_an_empty_environment",
 }
 SERVERS = {"rabbitmq", "redis", "postgresql", "mariadb"}
 # A test that tests/durations.json does not name: most take less than is kept there.
