@@ -60,7 +60,7 @@ class Outage:
         """Note a link."""
         if self._told_ms:
             for_s = (now_ms() - self._since_ms) // 1_000
-            self._log.warning("a broker is reached again broker=%s after_s=%d", broker, for_s)
+            self._log.warning("reconnected broker=%s after_s=%d", broker, for_s)
         self._since_ms = self._told_ms = self._dials = 0
 
 
@@ -196,7 +196,7 @@ async def follow_homes(
         try:
             is_new = learn(await topology.homes(topic, known(), wait_s=wait_s()), asked_ms)
         except (LinkLost, ValueError) as fault:
-            log.info("homes not told topic=%s reason=%r", topic, str(fault))
+            log.info("homes unknown topic=%s reason=%r", topic, str(fault))
         pause_s = ASK_AGAIN_S if is_new else min(2 * pause_s, ASK_AGAIN_MAX_S)
         if not is_new:
             await asyncio.sleep(pause_s)

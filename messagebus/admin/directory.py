@@ -96,7 +96,7 @@ def reach(bus: BusConfig, *, publishing: bool = False, timeout_s: float = REACH_
                 return
         if time.monotonic() + REACH_AGAIN_S >= until_s:
             told = ", ".join(f"{place} ({why})" for place, why in faults.items())
-            raise NotReady(f"nobody answers at {told}")
+            raise NotReady(f"no answer from {told}")
         time.sleep(REACH_AGAIN_S)
 
 

@@ -38,7 +38,9 @@ from messagebus.observing.snapshot import (
     read_answer,
 )
 
-NO_AGENTS = "without list_urls (MESSAGEBUS_LIST_URL) there are no agents, and only agents know this"
+NO_AGENTS = (
+    "this command asks agents, and a single RabbitMQ has none: set list_urls (MESSAGEBUS_LIST_URL)"
+)
 ANSWER_WITHIN_S = 1.5
 LIST_WITHIN_S = 3.0
 TRAIL_WITHIN_S = 3.0

@@ -73,7 +73,7 @@ def _of_broker(old: Seen, new: Seen, at_ms: int) -> Iterator[Event]:
     known = set(was.losses)
     for loss in now.losses:
         if loss not in known:
-            what = "was made again" if loss.repaired else "vanished"
+            what = "was recreated" if loss.repaired else "was deleted"
             text = f"{loss.what} {loss.name} {what}"
             yield Event(at_ms=at_ms, kind="loss", about=name, text=text)
     yield from _of_consumers(old.last, new.last, at_ms)

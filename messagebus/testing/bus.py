@@ -465,7 +465,7 @@ def _check_published(
     ]
     told += _listed(f"published to {destination}", [_line(each) for each in there])
     for outcome, why in (
-        ("unroutable", f"nobody subscribes: declare({_a_reader(destination)!r})"),
+        ("unroutable", f"no subscription: declare({_a_reader(destination)!r})"),
         ("refused", "as refuse_next says"),
     ):
         if lost := len(brokers.published(destination, outcome)):

@@ -457,7 +457,7 @@ def listed_ready(view: View, address: str) -> str:
     """Check that the operators' list names the broker, and not as draining: consumers know it."""
     entry = view.listed.find(address)
     if entry is None:
-        return f"the list does not name {address}, so that nobody would consume there"
+        return f"the list does not name {address}, so no consumer would read there"
     return f"the list has {address} as draining" if entry.draining else ""
 
 

@@ -259,7 +259,7 @@ def test_where_nobody_listens_it_says_so_and_ends(
     worker = shop.worker("real:app", "--processes", processes)
     _, said = worker.communicate(timeout=60 * FACTOR)
     assert (worker.returncode, said.count("\n")) == (6, 1), said
-    assert said.startswith("messagebus: nobody answers at 127.0.0.1:1 (")
+    assert said.startswith("messagebus: no answer from 127.0.0.1:1 (")
 
 
 # Several processes.

@@ -113,7 +113,7 @@ class Registering:
         """Look whether the source is new; hand its options on."""
         expires = isinstance(self._source, Subscription) and self._source.expires_s
         if str(self._source) in found.created and not expires:
-            told = "nobody had declared it: is the name right?"
+            told = "it did not exist before: check the name"
             log.warning("created source=%s reason=%r", self._source, told)
         options = found.options.get(str(self._source), {})
         self._on_answer(options)

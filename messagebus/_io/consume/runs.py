@@ -420,7 +420,7 @@ class Handling:
             if now_s - self._lines_since_s > LINES_S:
                 untold, self._lines, self._lines_since_s = self._lines - LINES_MAX, 0, now_s
                 if untold > 0:
-                    log.warning("runs failed handler=%s suppressed=%d", self.name, untold)
+                    log.warning("handler failed handler=%s suppressed=%d", self.name, untold)
             self._lines += 1
             return self._lines <= LINES_MAX
 

@@ -384,7 +384,7 @@ class Partitions:
         used = {broker for topic in self._topics.values() for broker in topic.brokers}
         for name, broker in list(self.brokers.items()):
             if broker not in used and not broker.driver.door.unsettled():
-                log.info("no home any more broker=%s", name)
+                log.info("no longer a home broker=%s", name)
                 del self.brokers[name]
                 self._retired.update(broker.driver.counts())
                 self._ending.spawn(broker.driver.stop(0))

@@ -321,7 +321,7 @@ class RedundantDrivers:
             driver.withdraw(waiting, NO_SECOND.reason)
 
     def _retire(self, second: PublishDriver) -> None:
-        log.info("second broker not used any more broker=%s", second.broker)
+        log.info("second broker no longer used broker=%s", second.broker)
         self.second = None
         for each in (self.first, second):
             each.on_displaced = each.links.on_adopted = None

@@ -245,7 +245,7 @@ class Service:
             return ""
         listed = current.find(self._config.address.name)
         if listed is None:
-            return "not on the consumer list: nobody would consume there"
+            return "not on the consumer list: no consumer would read there"
         return "draining in the consumer list" if listed.draining else ""
 
     async def _answer_check(

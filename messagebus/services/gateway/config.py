@@ -149,7 +149,7 @@ class GatewayConfig:
         if self.tls_client_ca_file and not (self.tls_cert_file and self.tokens_file):
             faults.append("tls_client_ca_file: needs tls_cert_file and tokens_file")
         if not (self.tokens_file or self.bus_login or self.anonymous):
-            faults.append("nobody may log in: tokens_file, bus_login or anonymous")
+            faults.append("no login is possible: set tokens_file, bus_login or anonymous")
         if not (self.name.isascii() and self.name.isalnum() and len(self.name) <= 40):
             faults.append(f"name {self.name!r}: 1 to 40 letters and digits")
         faults += [

@@ -63,7 +63,7 @@ class Metrics(Collector):
             ("in_flight", "Requests under way.", self.in_flight),
             ("leases", "Deliveries in callers' hands.", len(pulls.leases)),
             ("leases_expired", "Leases that ran out.", pulls.expired),
-            ("buffered", "Deliveries fetched and in nobody's hands.", pulls.buffered),
+            ("buffered", "Deliveries fetched and not yet handed out.", pulls.buffered),
             ("buffered_oldest_seconds", "Longest such stay.", pulls.buffered_oldest_s),
         ):
             yield GaugeMetricFamily(f"{PREFIX}_{name}", what, value)

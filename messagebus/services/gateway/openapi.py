@@ -17,7 +17,7 @@ OUTCOMES = ["confirmed", "accepted", "unknown", "refused", "unroutable", "not se
 # Of every request; 404 of a publish: nobody subscribes.
 COMMON = {
     400: "The request is wrong; nothing was done.",
-    401: "Nobody is logged in, or the login is refused.",
+    401: "No login, or the login is refused.",
     403: "This principal may not.",
     429: "Too many, or too fast: see Retry-After.",
     503: "Not now: no broker, no room, or this gateway ends. See Retry-After and `outcome`.",
@@ -27,7 +27,7 @@ OF_SOURCES = {
     409: "Its topic has partitions, and it keeps their order.",
 }
 OF_PUBLISHES = {
-    404: "No such topic or queue, or nobody subscribes.",
+    404: "No such topic or queue, or no subscription.",
     413: "A body or batch over its bound.",
     422: "The key was used for another message.",
     504: "No answer: it may be stored or not. Send it again with the same key.",

@@ -218,7 +218,7 @@ def problem_of(end: Published) -> Problem:
         return Problem(403, reason, outcome=outcome, message_id=message_id)
     match outcome:
         case "unroutable":
-            detail = "nobody subscribes, or there is no such topic or queue"
+            detail = "there is no subscription, or no such topic or queue"
             return Problem(404, detail, outcome=outcome, message_id=message_id)
         case "unknown":
             detail = f"it may be stored or not: {reason or 'no answer'}; send it again with this id"

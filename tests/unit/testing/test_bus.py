@@ -399,7 +399,7 @@ async def test_what_does_not_match_is_shown(clients: Clients) -> None:
     assert str(raised.value).splitlines() == [
         "at least 1 message(s) wanted on invoices, 0 found",
         "published to invoices: nothing",
-        "1 more unroutable: nobody subscribes: declare('invoices/test')",
+        "1 more unroutable: no subscription: declare('invoices/test')",
         "published elsewhere: 2",
         "  invoices: 1 unroutable",
         "  orders: 1 confirmed",

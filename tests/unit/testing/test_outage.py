@@ -57,11 +57,11 @@ async def test_a_client_without_any_broker_says_so_once_and_once_when_it_ends(
     assert len(lines(caplog, "no broker is reached")) == 1
     assert len(caplog.messages) == len(set(caplog.messages)), "no line comes twice"
     bus.start_brokers()
-    await eventually_async(lambda: lines(caplog, "reached again"), within_s=WITHIN_S)
+    await eventually_async(lambda: lines(caplog, "reconnected"), within_s=WITHIN_S)
     bus.lose_connection()
     await eventually_async(lambda: len(lines(caplog, "link lost")) == 1, within_s=WITHIN_S)
     await client.stop(0)
-    assert len(lines(caplog, "reached again")) == 1
+    assert len(lines(caplog, "reconnected")) == 1
 
 
 def test_a_broker_that_lacks_a_queue_in_the_making_is_no_outage(

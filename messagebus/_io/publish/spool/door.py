@@ -251,7 +251,7 @@ class DiskDoor:
             self._phase = Phase.AWAY if self._phase is Phase.SENDING else Phase.DRAINING
             self._reflect()
             folder = self._keeper.root
-            log.warning("no broker takes messages: they go to the spool folder=%s", folder)
+            log.warning("no broker accepts messages: they go to the spool folder=%s", folder)
         if self._is_away:
             self._withdraw()
 

@@ -113,7 +113,7 @@ class Losses:
         for number, loss in enumerate(self.kept):
             if not loss.repaired_at_ms:
                 self.kept[number] = replace(loss, repaired_at_ms=now_ms)
-                log.warning("%s made again broker=%s name=%s", loss.what, self._broker, loss.name)
+                log.warning("%s recreated broker=%s name=%s", loss.what, self._broker, loss.name)
         self._on_report()
 
 

@@ -98,7 +98,7 @@ class Recovery:
         if found is not None:
             self.dead = frozenset(found)
         if self.fault != before:
-            log.warning("work stands still broker=%s reason=%r", self._broker, self.fault)
+            log.warning("queues stuck broker=%s reason=%r", self._broker, self.fault)
         return self.dead
 
     async def _revive_dead_lettering(self) -> None:

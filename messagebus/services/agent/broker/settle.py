@@ -206,7 +206,7 @@ class Settler:
         answer = await self._evaluated(expression)
         found = wanted.fullmatch(answer.strip()) if answer is not None else None
         if found is None:
-            log.warning("the node did not say node=%s answer=%r", self.node_name, answer)
+            log.warning("the node did not answer node=%s answer=%r", self.node_name, answer)
         return found
 
     async def files_synced(self) -> bool:

@@ -205,7 +205,7 @@ class Upkeep:
                 ]
             return "; ".join(text for text in differing if text)
         except (LinkError, TimeoutError) as fault:
-            log.info("no look broker=%s reason=%s", self._broker, fault)
+            log.info("queues not read broker=%s reason=%s", self._broker, fault)
         return ""
 
     # Expiring subscriptions.

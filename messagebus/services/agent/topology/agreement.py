@@ -254,7 +254,7 @@ class Topology:
         for _round in range(CHANGE_ROUNDS):
             current = self._lists.current
             if current is None:
-                raise NoMajority("no consumer list: nobody knows who the agents are")
+                raise NoMajority("no consumer list: the agents are unknown")
             before, (judged, above) = above, await self._one_round(current, asked, alive, above)
             created = created or judged.created
             stands = self._stands(asked, alive) and above == before

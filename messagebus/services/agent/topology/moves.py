@@ -361,7 +361,7 @@ class Moves:
         if self._written.get(topic) == homes and not by_all:
             return
         if current is None:
-            raise TopologyError("no consumer list: nobody knows who the agents are")
+            raise TopologyError("no consumer list: the agents are unknown")
         wanted = len(current.names) if by_all else majority(len(current.names))
         if await self._topology.keep(topic, current) < wanted:
             who = "not every agent of the list" if by_all else "no majority of the agents"

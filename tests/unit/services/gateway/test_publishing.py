@@ -583,7 +583,7 @@ async def test_a_bus_login_has_links_of_its_own_and_a_refused_one_is_401() -> No
 @pytest.mark.parametrize(
     ("settings_", "told"),
     [
-        ({}, "nobody may log in"),
+        ({}, "no login is possible"),
         ({"anonymous": "all", "listen": "0.0.0.0:8080"}, "loopback"),
         ({"anonymous": "some"}, "anonymous"),
         ({"anonymous": "all", "listn": "x"}, "did you mean 'listen'"),
