@@ -179,6 +179,7 @@ OTHERS = {
     "cd",
     "curl",
     "echo",
+    "pytest",
     "seq",
     "sort",
     "tail",
