@@ -109,7 +109,7 @@ once: needs-python-spark-brokers ## 30 minutes in which everything is killed: ea
 	@ops/local/install.sh redis-server redis-sentinel postgresql
 	@TESTS_MINUTES=30 TESTS_ORDERS=100000 $(PYTEST) -s --timeout=0 tests/fault/test_once_trial.py
 
-docs: needs-python ## the API reference, into out/docs
+docs: needs-python ## the site of all documents, with the API reference and a search, into out/docs
 	@$(PYTHON) -m docs.site
 
 dist: needs-build ## the wheel and the source archive, into dist/: the same bytes from the same commit

@@ -180,7 +180,7 @@ class LoginRefused(LinkError):
 
 
 class CertificateRefused(LoginRefused):
-    """Raised when one end does not trust the other's certificate; correct files, names or tls_ settings."""
+    """Raised when one end does not trust the other's certificate; correct files, names or settings."""
 
 
 # AMQP's reply codes: no such queue or exchange; no right to it; it is another connection's own; it is another

@@ -64,6 +64,7 @@ class Msgspec:
         self._encode = writers[content_type]
 
     def reader(self, annotation: Any) -> Reader | None:
+        """Return how payloads of this annotation are read; None: they are not of this codec."""
         if not (isinstance(annotation, type) and issubclass(annotation, self._msgspec.Struct)):
             return None
         packed = self._msgspec.msgpack.Decoder(annotation).decode
@@ -75,6 +76,7 @@ class Msgspec:
         return _read(body, (self._msgspec.DecodeError,))
 
     def message(self, value: Any) -> Message | None:
+        """Return the message of a value; None: it is not of this codec. Raises MessageInvalid."""
         if not isinstance(value, self._msgspec.Struct):
             return None
         return Message(body=self._encode(value), content_type=self._content_type)
@@ -90,6 +92,7 @@ class Protobuf:
         self._kind, self._fault = Proto, DecodeError
 
     def reader(self, annotation: Any) -> Reader | None:
+        """Return how payloads of this annotation are read; None: they are not of this codec."""
         if not (isinstance(annotation, type) and issubclass(annotation, self._kind)):
             return None
         name = annotation.DESCRIPTOR.full_name
@@ -102,6 +105,7 @@ class Protobuf:
         return _read(body, (self._fault,))
 
     def message(self, value: Any) -> Message | None:
+        """Return the message of a value; None: it is not of this codec. Raises MessageInvalid."""
         if not isinstance(value, self._kind):
             return None
         name = value.DESCRIPTOR.full_name
@@ -194,6 +198,7 @@ class Avro:
         self._subject = subject or _full_name
 
     def reader(self, annotation: Any) -> Reader | None:
+        """Return how payloads of this annotation are read; None: they are not of this codec."""
         wanted = self._schemas.get(annotation) if isinstance(annotation, type) else None
         if wanted is None:
             return None
@@ -210,6 +215,7 @@ class Avro:
         return _read(body, (*faults, self._avro.read.SchemaResolutionError))
 
     def message(self, value: Any) -> Message | None:
+        """Return the message of a value; None: it is not of this codec. Raises MessageInvalid."""
         schema = self._schemas.get(type(value))
         if schema is None:
             return None
@@ -245,6 +251,7 @@ class CloudEvents:
         self._kind, self._fault = CloudEvent, BaseCloudEventException
 
     def reader(self, annotation: Any) -> Reader | None:
+        """Return how payloads of this annotation are read; None: they are not of this codec."""
         faults = (ValueError, RecursionError, MessageInvalid, self._fault)
         return _read(self._event, faults) if annotation is self._kind else None
 
@@ -267,6 +274,7 @@ class CloudEvents:
         return self._kind(found, data)
 
     def message(self, value: Any) -> Message | None:
+        """Return the message of a value; None: it is not of this codec. Raises MessageInvalid."""
         if not isinstance(value, self._kind):
             return None
         event: dict[str, Any] = {

@@ -34,7 +34,11 @@ DELIVERY = "_delivery"
 
 @dataclass(frozen=True, slots=True)
 class Depends:
-    """Mark of a parameter: it gets what this function returns or yields. use_cache: once a run."""
+    """Mark of a parameter that a handler does not take from its message.
+
+    dependency: function whose returned or yielded value the parameter gets.
+    use_cache: call the function once for each run of the handler, for all parameters that name it.
+    """
 
     dependency: Callable[..., Any]
     use_cache: bool = True

@@ -34,6 +34,7 @@ LANGUAGES = {
     "sh": "run where it says so, and each of its commands looked up",
     "toml": "read",
     "json": "read",
+    "{eval-rst}": "not code: what Sphinx inserts, which `make docs` checks",
     "text": "not code: what is printed, a drawing, a file format of our own",
 }
 _FENCE = re.compile(r"^```(\S*)[ \t]*\n(.*?)^```[ \t]*$", re.M | re.S)

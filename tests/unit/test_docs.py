@@ -20,9 +20,8 @@ from typing import Any
 
 import pytest
 
-import messagebus
 from docs import guarantees
-from docs.site import MODULES
+from docs.site import MODULES, as_rst
 from messagebus import BusConfig, ConsumerConfig, PublisherConfig, errors
 from messagebus.commands.exits import CODES
 from messagebus.observing.rules import RULES
@@ -239,10 +238,12 @@ def test_every_member_of_an_enum_is_described(name: str, cls: type[enum.Enum]) -
     assert {each.name for each in cls} - described_below(cls) == set()
 
 
-def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
-    """It runs in a process of its own: it makes warnings errors, and loads modules that are loaded late."""
-    write = "import pathlib, sys; from docs.site import write; write(pathlib.Path(sys.argv[1]))"
-    told = subprocess.run(
+def test_the_site_is_written_without_a_warning_and_has_every_public_name(tmp_path: Path) -> None:
+    """It runs in a process of its own: Sphinx loads modules that are loaded late."""
+    write = (
+        "import pathlib, sys; from docs.site import write; assert write(pathlib.Path(sys.argv[1]))"
+    )
+    written = subprocess.run(
         [sys.executable, "-c", write, str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -251,9 +252,83 @@ def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
         timeout=WITHIN_S,
         check=False,
     )
-    assert told.returncode == 0, told.stderr
-    page = (tmp_path / "messagebus.html").read_text()
-    assert [name for name in messagebus.__all__ if f'id="{name}"' not in page] == []
+    assert written.returncode == 0, written.stderr
+    pages = "".join(page.read_text() for page in (tmp_path / "reference" / "api").glob("*.html"))
+    assert [name for name, _ in documented() if f'id="{name}"' not in pages] == []
+    assert (tmp_path / "searchindex.js").exists()
+
+
+def documented() -> list[tuple[str, str]]:
+    """Return name -> page of what the pages of the API document."""
+    found = []
+    for page in sorted((ROOT / "docs" / "reference" / "api").glob("*.md")):
+        module = ""
+        for directive, name in re.findall(r"^\.\. (\w+):: ([\w.]+)$", page.read_text(), re.M):
+            if directive == "currentmodule":
+                module = name
+            elif directive != "automodule":
+                found.append((f"{module}.{name}", page.name))
+    return found
+
+
+def test_every_public_name_is_on_one_page_of_the_api() -> None:
+    names = [name for name, _ in documented()]
+    assert sorted(names) == sorted({*names})
+    homes = {id(getattr(errors, name)) for name in errors.__all__}
+    wanted = {
+        name
+        for name, thing in exported()
+        if not (name.startswith("messagebus.") and name.count(".") == 1 and id(thing) in homes)
+    }
+    assert wanted == {*names}
+
+
+def test_the_index_names_every_page_once() -> None:
+    pages = {page for page in (ROOT / "docs").rglob("*.md") if page.name != "index.md"}
+    for index in (ROOT / "docs" / "index.md", ROOT / "docs" / "reference" / "api" / "index.md"):
+        links = re.findall(r"^- \[.*?\]\((\S+)\)", index.read_text(), re.M)
+        named = [(index.parent / link).resolve() for link in links]
+        assert len(named) == len({*named})
+        pages -= {*named}
+    assert pages == set()
+
+
+def test_a_docstring_becomes_a_list_of_its_parameters_an_example_and_links() -> None:
+    text = """Do it.
+
+    bus.publish()
+
+size: in bytes;
+    at least 1. name, key:
+as in `Message`.
+other: docs/guides/spool.md.
+Raises Stopped.
+
+tree
+    branch
+"""
+    assert (
+        as_rst(text)
+        == """Do it.
+
+.. code-block:: python
+
+    bus.publish()
+
+
+- **size**: in bytes;
+  at least 1. name, key:
+  as in `Message`.
+
+- **other**: :doc:`/guides/spool`.
+
+Raises Stopped.
+
+::
+
+    tree
+        branch"""
+    )
 
 
 @pytest.mark.parametrize(("name", "cls"), classes(), ids=name_of)
