@@ -111,6 +111,11 @@ class _Subscriber:
             handed_out_max=max(default.handed_out_max, min(wanted, HANDED_OUT_MAX)),
         )
 
+    def check(self, config: ConsumerConfig) -> None:
+        """Raise ConfigError if the handler cannot run by this config of its consumer."""
+        faults = batch_faults(self.batch, self.linger_s, config)
+        _check(self.source, self.retry, self.concurrency, self.time_limit_s, config, faults)
+
 
 @dataclass(slots=True)
 class _Life:
@@ -585,7 +590,10 @@ class App:
         )
 
     def _new_life(self, grace_s: float) -> _Life:
-        """Make clients that are not started. Raises ConfigError for a wrong environment."""
+        """Make clients that are not started.
+
+        Raises ConfigError for a wrong environment, and for one that contradicts a handler's options.
+        """
         environ: Mapping[str, str] = {} if self._clients is not None else os.environ
         clients = self._clients or _BusClients(self._bus or BusConfig.from_env(environ))
         publishing = self._publisher_config or PublisherConfig.from_env(environ)
@@ -595,6 +603,8 @@ class App:
             publishing = replace(publishing, spool=None)
             left_out.append("spool")
         consuming = ConsumerConfig.from_env(environ)
+        for each in self._subscribers.values():
+            each.check(each.configured(consuming))
         publisher = clients.async_publisher(publishing, hooks=self._hooks)
         dedups = {
             source: self._dedup_of(each, consuming) for source, each in self._subscribers.items()

@@ -49,6 +49,39 @@ def test_one_handler_may_serve_several_subscriptions() -> None:
     assert app.handlers == {"orders/billing": name, "queue:jobs": name}
 
 
+@pytest.mark.parametrize(
+    ("environ", "options", "fault"),
+    [
+        ({}, {"retry": RetryPolicy(then="park-key")}, "then='park-key' wants a consumer"),
+        ({}, {"retry": RetryPolicy(where="place")}, "where='place' wants a consumer"),
+        ({"AT_MOST_ONCE": "true"}, {"retry": RetryPolicy()}, "retry: with at_most_once"),
+        ({"ORDER": "key"}, {"retry": RetryPolicy(where="ladder")}, "where='ladder' overtakes"),
+        ({"ORDER": "partition"}, {"batch": 5}, "batch 5: with order='partition'"),
+    ],
+)
+def test_options_that_contradict_the_environment_fail_the_start(
+    environ: dict[str, str],
+    options: dict[str, Any],
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The start is where the environment is read, and where a handler that can never run is reported."""
+    app = App()
+
+    @app.subscriber("orders", subscription="billing", **options)
+    def bill(body: list[dict[str, int]]) -> None: ...
+
+    for name, value in environ.items():
+        monkeypatch.setenv(f"MESSAGEBUS_CONSUMER_{name}", value)
+
+    async def start() -> None:
+        async with app:
+            pass
+
+    with pytest.raises(ConfigError, match=f"subscriber of orders/billing: .*{fault}"):
+        asyncio.run(start())
+
+
 def test_a_subscription_has_one_handler() -> None:
     app = App()
     app.subscriber("orders", subscription="billing")(handle)
