@@ -27,21 +27,22 @@ HEAD = """\
 # Guarantees
 
 Made by `python -m docs.guarantees` from docs/guarantees.toml and from the markers of the tests.
-Tests are named after what they show. Those in `tests/fault` and `tests/integration` run on real
+A test's name states the promise that it shows. Tests in `tests/fault` and `tests/integration` run on real
 brokers, those in `tests/hosts` on two virtual hosts with real disks, which need root's rights.
-`make test` runs at least one test of each promise, `make test-all` all of them, and each third day those that
-leave out what keeps a promise (`control`). A promise that is shown on virtual hosts alone is marked
+`make test` runs at least one test of each promise, `make test-all` all of them, and each third day the
+control tests, which leave out the code that keeps a promise (`control`). A promise that is shown on virtual hosts alone is marked
 *in `test-all`*.
 
 The order that is kept is that of *first* deliveries: per publisher, per key, per broker; of topics with
-partitions that of first completions, per key, over all publishers and brokers. What comes again comes
-after what others have had meanwhile, and a publisher that lost its link may store again, behind later
-ones, what it had no answer for; with partitions what follows waits for it.
+partitions that of first completions, per key, over all publishers and brokers. A redelivered message arrives
+after messages that others got meanwhile. A publisher that lost its link may store unanswered messages again,
+behind later ones; with partitions later messages wait for them.
 
 Not guaranteed: order across brokers without partitions; exactly-once delivery; anything about a broker
-whose disk is lost. After a kill these may come twice: what was delivered and not yet answered (*owed*),
-what the publisher had sent and got no answer for (*unknown*; the retry carries the same id), and what was
-acked without proof that the broker applied it (AMQP does not confirm acks). Audits list the three apart.
+whose disk is lost. After a kill these messages may be delivered twice: messages that were delivered and not
+yet acknowledged (*owed*), messages that the publisher had sent without an answer (*unknown*; the retry
+carries the same id), and messages that were acked without proof that the broker applied the ack (AMQP does
+not confirm acks). Audits list the three kinds separately.
 """
 
 
