@@ -67,7 +67,7 @@ def case(
     return enter
 
 
-@case("what is told confirmed is stored, also when the broker is killed", alone=True)
+@case("a message that is reported confirmed is stored, also when the broker is killed", alone=True)
 def confirmed_is_stored(stage: Stage) -> None:
     stage.front.target = stage.bus.brokers[2]
     early, late = stage.ids(200), stage.ids(20, "late")
@@ -95,7 +95,7 @@ def confirmed_is_stored(stage: Stage) -> None:
     must(confirmed <= stored, f"{len(confirmed - stored)} told confirmed are on no broker")
 
 
-@case("a message that no queue took is told unroutable", extra=("{}none",))
+@case("a message that no queue took is reported unroutable", extra=("{}none",))
 def unroutable_is_told(stage: Stage) -> None:
     good, lost = stage.ids(150), stage.ids(150, "none")
     with stage.program() as program:
@@ -118,7 +118,7 @@ def unroutable_is_told(stage: Stage) -> None:
     must({h.id for h in stage.witness.take(stage.queue)} == set(good), "not the published ids")
 
 
-@case("a publish without an answer is not told confirmed; again means the same id")
+@case("a publish without an answer is not reported confirmed; again means the same id")
 def unknown_is_visible(stage: Stage) -> None:
     first, ids = stage.ids(3, "first"), stage.ids(20)
     with stage.program() as program:
@@ -171,7 +171,7 @@ def lies_change_nothing(stage: Stage) -> str:
     return f"{len(LIES)} lists"
 
 
-@case("a broker that is added is consumed from within 5 s, and applied is not told before")
+@case("a broker that is added is consumed from within 5 s, and applied is not reported before")
 def added_is_consumed(stage: Stage) -> str:
     stage.list_brokers(0, 1)
     early: list[bool] = []
@@ -527,7 +527,7 @@ def password_is_read_again(stage: Stage) -> None:
         _until_known(program, stage.topic, stage.ids(3, "new"))
 
 
-@case("SIGTERM: takes no more, finishes what it has, ends with code 0")
+@case("SIGTERM: takes no more messages, finishes those in its hands, ends with code 0")
 def sigterm_finishes(stage: Stage) -> None:
     held, late, out = stage.ids(6), stage.ids(4, "late"), stage.ids(200, "out")
     stage.witness.publish(0, stage.queue, held)
