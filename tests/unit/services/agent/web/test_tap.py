@@ -31,7 +31,7 @@ from messagebus.services.agent.web.routes import _bad_request
 from messagebus.services.agent.web.tap import Taps
 from messagebus.services.agent.web.trail import BODY_BYTES_MAX, BYTES_BURST, FILES, KEPT_S, Trail
 from messagebus.topology import Wanted
-from tests.support.eventually import eventually_async
+from tests.support.eventually import FACTOR, eventually_async
 from tests.support.fake_amqp import FakeRabbit, serve
 
 
@@ -202,7 +202,7 @@ async def test_a_queue_that_fills_is_unbound_until_it_was_read_and_misses_are_to
     rig: Rig, monkeypatch: pytest.MonkeyPatch, length: int, rate: int
 ) -> None:
     """It fills at its bound, and with more than is read in a second."""
-    monkeypatch.setattr(tap, "TAP_S_MAX", 4)
+    monkeypatch.setattr(tap, "TAP_S_MAX", 4 * FACTOR)
     monkeypatch.setattr(tap, "LOOK_EVERY_S", 0.02)
     url = f"/tap?destination=orders&length_max={length}&rate_max={rate}"
     asked = asyncio.ensure_future(rig.http.get(url))
