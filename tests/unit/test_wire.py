@@ -57,7 +57,7 @@ def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
         f"wait {members._first_ms} ms, doubled with each failure up to {members._max_ms // 1000} s",
         f"the same from {REFUSED_FIRST_MS // 1000} s up to {REFUSED_MAX_MS // 1000} s",
         f"after a link that lasted {members._max_ms // 1000} s",
-        f"what is held (at most {members._drain_ms // 1000} s)",
+        f"the held deliveries (at most {members._drain_ms // 1000} s)",
         f"| prefetch | {consumer.prefetch} a link",
         f"| consumer timeout | {consumer.consumer_timeout_s} s",
         f"| heartbeat | {bus.heartbeat_s} s",
