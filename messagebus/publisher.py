@@ -620,19 +620,32 @@ class _Intake:
     def _wait_for_room(self, waiting: _Waiting, timeout_ms: int) -> None:
         """Wait until the loop admits the call. Raises BacklogFull."""
         thread, drivers = self.running()
-        if thread.is_own:  # nobody else would make room
-            self._take_all(drivers)
-        else:
-            waiting.wait(timeout_ms / 1000)
-        # Its target may have got partitions since it began to wait: they would name the other queue.
-        with self._lock:
-            if waiting.is_accepted:
-                return
-            with contextlib.suppress(ValueError):  # sent away
-                waiting.queue.remove(waiting)
+        try:
+            if thread.is_own:  # nobody else would make room
+                self._take_all(drivers)
+            else:
+                waiting.wait(timeout_ms / 1000)
+        except BaseException:  # of a signal handler
+            self._take_back(waiting)
+            if waiting.is_accepted and isinstance(waiting.submitted.waiter, Watched):
+                waiting.submitted.waiter.is_accepted = True  # it has an end of its own
+            raise
+        if self._take_back(waiting):
             self._check_running()
-        thread.try_call_soon(self._take_inbox)  # there may be room for the next call
-        raise no_room(len(waiting.submitted.body), timeout_ms, drivers.own.door.fault)
+            thread.try_call_soon(self._take_inbox)  # there may be room for the next call
+            fault = drivers.own.door.fault
+            raise no_room(len(waiting.submitted.body), timeout_ms, fault)
+
+    def _take_back(self, waiting: _Waiting) -> bool:
+        """Have a call wait no more. False: it is accepted.
+
+        Its target may have got partitions since it began to wait: they would name the other queue.
+        """
+        with self._lock:
+            if not waiting.is_accepted:
+                with contextlib.suppress(ValueError):  # sent away
+                    waiting.queue.remove(waiting)
+        return not waiting.is_accepted
 
     def _check_running(self) -> None:
         if self.status is not RUNNING:

@@ -171,15 +171,18 @@ def _is_main_thread() -> bool:
 
 
 class Watched:
-    """A waiter for the end of one publish: calls the hooks, then the waiter of the application."""
+    """A waiter for the end of one publish: calls the hooks, then the waiter of the application.
 
-    __slots__ = ("_chain", "_destination", "_given", "_waiter")
+    is_accepted: set where its call raises all the same: the hooks get the end of the publish alone.
+    """
+
+    __slots__ = ("_chain", "_destination", "_given", "_waiter", "is_accepted")
 
     def __init__(
         self, chain: HookChain, destination: str, given: list[Message], waiter: Waiter | None
     ) -> None:
         self._chain, self._destination, self._given = chain, destination, given
-        self._waiter = waiter
+        self._waiter, self.is_accepted = waiter, False
 
     def done(self) -> bool:
         """Return False always: the hooks run also when nobody else waits any more."""
@@ -195,6 +198,8 @@ class Watched:
 
     def refused(self, error: BaseException) -> None:
         """Tell the hooks that it was not accepted; the waiter has the error already."""
+        if self.is_accepted:
+            return
         message_id = self._given[0].message_id
         reason = f"{type(error).__name__}: {error}"
         end = Published(message_id, Outcome.REFUSED, Durability.NONE, attempts=0, reason=reason)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -148,6 +150,57 @@ def test_a_log_handler_that_publishes_keeps_no_client_from_its_next_link(bus: Me
         assert {end.result(WITHIN_S).outcome for end in ends} == {Outcome.CONFIRMED}
     finally:
         logger.removeHandler(handler)
+
+
+class Interrupted(Exception):
+    """The error of a signal handler."""
+
+
+class Ends(Hooks):
+    def __init__(self) -> None:
+        self.of: list[tuple[bytes, Outcome]] = []
+
+    def published(self, destination: str, message: Message, published: Published) -> None:
+        self.of.append((message.body, published.outcome))
+
+
+@pytest.mark.parametrize("is_accepted", [False, True])
+def test_a_publish_that_a_signal_handler_interrupts_has_one_end(
+    bus: MemoryBus, is_accepted: bool
+) -> None:
+    hooks = Ends()
+    config = PublisherConfig(window=1, backlog_messages_max=1)
+    publisher = bus.publisher(config, hooks=[hooks])
+    publisher.start(require="one")
+    bus.freeze()
+    publisher.submit("orders", b"sent")
+    eventually(lambda: publisher.stats().window, within_s=WITHIN_S)
+    publisher.submit("orders", b"waits")
+
+    def interrupt(*_: object) -> None:
+        if is_accepted:  # in the moment of the signal
+            bus.thaw()
+            eventually(lambda: not publisher._intake._queue, within_s=WITHIN_S)
+        raise Interrupted
+
+    def interrupt_soon() -> None:
+        eventually(lambda: publisher._intake._queue, within_s=WITHIN_S)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with ThreadPoolExecutor() as threads:
+            threads.submit(interrupt_soon)
+            with pytest.raises(Interrupted):
+                publisher.submit("orders", b"interrupted", timeout_s=WITHIN_S)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    bus.thaw()
+    assert publisher.stop() == 0
+    sent = [b"sent", b"waits"] + [b"interrupted"] * is_accepted
+    assert [message.body for message in bus.published("orders")] == sent
+    outcome = Outcome.CONFIRMED if is_accepted else Outcome.REFUSED
+    assert [end for body, end in hooks.of if body == b"interrupted"] == [outcome]
 
 
 @pytest.mark.parametrize("topic", ["orders", "parts"])
