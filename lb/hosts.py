@@ -121,7 +121,7 @@ class LocalMachine:
             until = time.monotonic() + LOCK_WITHIN_S
             while not _locked(file.fileno()):
                 if time.monotonic() > until:
-                    raise ApplyFailed(f"somebody else applies a configuration ({path})")
+                    raise ApplyFailed(f"another operator applies a configuration ({path})")
                 time.sleep(POLL_S)
             yield balancer.socket
 

@@ -50,7 +50,7 @@ EVERY_S_MIN, EVERY_S_MAX = 0.1, 3_600
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description="Keep what HAProxy knows of the brokers.")
+    asked = argparse.ArgumentParser(description="Keep HAProxy's state of the brokers.")
     asked.add_argument("--socket", type=Path, help="HAProxy's admin socket")
     asked.add_argument("--file", type=Path, required=True, help="its server-state-file")
     asked.add_argument("--lock", type=Path, help="of whoever writes that file, too")
@@ -195,7 +195,7 @@ def locked(path: Path | None) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise OSError(f"somebody else holds {path}") from None
+                    raise OSError(f"another process holds {path}") from None
                 time.sleep(POLL_S)
         yield
 

@@ -86,6 +86,6 @@ def _balancer(inventory: Inventory) -> Iterator[str]:
     if len(set(addresses)) < len(addresses):
         yield "amqp, list and stats need an address each"
     if balancer.probe_user == inventory.admin_user:
-        yield "probe_user is the administrator: the gate check's password stands in a file"
+        yield "probe_user is the administrator: the gate check's password is stored in a file"
     if balancer.probe_password is not None and not balancer.probe_password.reveal():
         yield f"probe_password_file {balancer.probe_password_file} is empty"

@@ -76,7 +76,7 @@ def headlines(shown: Sequence[Shown]) -> Iterator[Text]:
             (each.name, "bold"),
             f"  process {each.process.pid}, up {in_words(each.process.uptime_s)},"
             f" {up} of {len(each.servers)} brokers up, {plural(sessions, 'session')}",
-            ("  not what the inventory says: python -m lb apply", "bold red")
+            ("  differs from the inventory: python -m lb apply", "bold red")
             if each.current is False
             else "",
         )

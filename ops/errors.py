@@ -48,7 +48,7 @@ class HostKeyWrong(HostUnreachable):
         super().__init__(host, reason)
         known = "is not the known one" if "does not match" in reason else "is not known"
         self.args = (
-            f"{host}: its host key {known}: another machine may answer there; look whose it is,"
+            f"{host}: its host key {known}: another machine might answer there; check the key,"
             " and put it into known_hosts",
         )
 

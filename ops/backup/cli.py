@@ -104,7 +104,7 @@ def _saying_without() -> Iterator[None]:
     try:
         yield
     except NoAnswer as fault:
-        raise NoAnswer(f"{fault}; what is dead is left out by --without NODE") from fault
+        raise NoAnswer(f"{fault}; skip a dead node by --without NODE") from fault
 
 
 def _collect(view: View, *, with_secrets: bool) -> Archive:
@@ -354,11 +354,12 @@ def _check_age(kept: Archive, names: list[str]) -> None:
     made_at = kept.facts["made_at"]
     if not -OLD < age_of(kept, datetime.now(UTC)) < OLD:
         raise OpsError(
-            f"the backup is of {made_at}, and no agent remembers what was deleted since: say by --topology"
-            f" what comes back, of {', '.join(names)}; or --topology '*'"
+            f"the backup is of {made_at}, and no agent has a record of later deletions: select names with"
+            f" --topology, of {', '.join(names)}; or --topology '*'"
         )
     say(
-        f"note: no agent remembers what was deleted since {made_at}; that comes back, too", err=True
+        f"note: no agent has a record of deletions since {made_at}: deleted names come back",
+        err=True,
     )
 
 

@@ -278,7 +278,7 @@ def _differs(
     known = [is_password(before["name"], str(one.get(_HASH))) for one in (before, now)]
     if all(known):
         return ""
-    return "has another password now" + ("" if any(known) else ", or the same stored anew")
+    return "has another password now" + ("" if any(known) else ", or the same one stored again")
 
 
 def missing_topology(
@@ -304,7 +304,7 @@ def missing_topology(
         if is_deleted(name, entry):
             left[name] = "deleted since"
         elif name not in now and "expires_s" in entry:
-            left[name] = "it expires by itself; who wants it makes it again"
+            left[name] = "it expires; its application creates it again"
         elif name not in now and not any(fnmatchcase(name, each) for each in only):
             left[name] = "not asked for by --topology"
     missing = (e for name, e in before.items() if name not in now and name not in left)

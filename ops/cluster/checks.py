@@ -121,7 +121,7 @@ def fell_silent(view: View, name: str, *ends: str) -> str:
     Whoever stopped it did that on the host, and this looks at the addresses: so both are known to be its own.
     """
     left = [what for what in ends if not view.hosts.is_shut(name, what)]
-    return f"somebody still listens at its {some(left)}" if left else ""
+    return f"a process still listens at its {some(left)}" if left else ""
 
 
 @as_check
@@ -211,7 +211,7 @@ def left_by_publishers(
         if left:
             steady.broken()
             return f"{plural(len(left), 'connection')} that may publish: {_who(left)}"
-        return "" if steady.holds() else "none that may publish, looking again"
+        return "" if steady.holds() else "none that may publish, checking again"
 
     return check
 
@@ -234,7 +234,7 @@ def nobody_is_connected(
         if left:
             steady.broken()
             return f"{plural(len(left), 'connection')} of clients: {_who(left)}"
-        return "" if steady.holds() else "no client is connected, looking again"
+        return "" if steady.holds() else "no client is connected, checking again"
 
     return check
 
@@ -317,7 +317,7 @@ def _not_serving(
     if fault := not_ready(view, name, address):
         return fault
     closed = sorted(lb for lb, brokers in sending.items() if name not in brokers)
-    return f"{some(closed)} sends nobody there" if closed else ""
+    return f"{some(closed)} sends no publishers there" if closed else ""
 
 
 def not_ready(view: View, name: str, address: str) -> str:
@@ -443,7 +443,7 @@ def _late(view: View) -> str:
         )
         consumed = sorted({queue.name for queue in queues if queue.consumers})
         if consumed:
-            return f"no client asks for the list, and somebody consumes from {some(consumed)}"
+            return f"no client asks for the list, and a consumer reads from {some(consumed)}"
     late = [
         f"{seen.id} of {seen.subscription or 'no subscription'} ({seen.applied})"
         for seen in clients

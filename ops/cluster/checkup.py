@@ -154,7 +154,9 @@ def of_balancers(inventory: Inventory, shown: Mapping[str, Any]) -> Iterator[Fin
             yield Finding(where, f"does not answer: {balancer['fault']}")
             continue
         if balancer["current"] is False:
-            yield Finding(where, "does not serve what the inventory says: python -m lb apply")
+            yield Finding(
+                where, "does not serve the configuration of the inventory: python -m lb apply"
+            )
         servers = {server["name"]: server for server in balancer["servers"]}
         for name in sorted(names - servers.keys()):
             yield Finding(where, f"does not know {name}")

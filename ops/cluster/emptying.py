@@ -128,7 +128,7 @@ class Emptying:
 
     def _confirm(self, queues: list[Queue]) -> str:
         if not self._zero.holds():
-            return "counted empty, looking again"
+            return "counted empty, checking again"
         tried = {queue: self._view.brokers.holds_message(self._name, queue) for queue in queues}
         if wrong := [queue for queue, holds in tried.items() if holds]:
             self._zero.broken()

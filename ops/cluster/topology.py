@@ -120,7 +120,7 @@ def _strange(
 ) -> Iterator[Difference]:
     for queue in strangers(wanted, has):
         yield Difference(
-            node, queue, f"is wanted by nobody; it holds {plural(has[queue] or 0, 'message')}"
+            node, queue, f"is not in the topology; it holds {plural(has[queue] or 0, 'message')}"
         )
 
 
@@ -234,10 +234,12 @@ def sync(file: Path) -> None:
     with locked(file, "topology sync"):
         count = _merge_all(view)
         was = "was" if count == 1 else "were"
-        say(f"{plural(count, 'entry')} {was} told to agents that did not know them")
+        say(f"{plural(count, 'entry')} {was} sent to agents that lacked them")
         left: list[Difference] = []
         patience = Patience(lambda: len(left), stalled_s=SAME_STALLED_S)
-        while left := [each for each in drift(view) if "wanted by nobody" not in each.what]:
+        while left := [
+            each for each in drift(view) if "not in the topology; it holds" not in each.what
+        ]:
             if why := patience.spent():
                 raise OpsError(f"{why}: {left[0]}; {plural(len(left), 'difference')}")
             time.sleep(POLL_S)

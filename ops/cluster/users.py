@@ -95,7 +95,7 @@ def change_password(
             view.brokers.drop_user(node.name, stand_in)
     for node in nodes:
         if not is_hash_of(str(_known(view, node, user).get("password_hash")), password):
-            raise OpsError(f"{node.name}: somebody else has changed the password of {user.name}")
+            raise OpsError(f"{node.name}: another operator has changed the password of {user.name}")
     next_file(user.password_file).unlink()
 
 

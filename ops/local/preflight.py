@@ -156,7 +156,7 @@ def _lock(name: str) -> int | None:
         raise LocalFault(f"{folder}: not a folder of ours: {fault.strerror}") from fault
     try:
         if os.fstat(place).st_uid != os.getuid():
-            raise LocalFault(f"{folder} belongs to somebody else: remove it, or set TMPDIR")
+            raise LocalFault(f"{folder} belongs to another user: remove it, or set TMPDIR")
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, 0o600, dir_fd=place)
     except OSError as fault:

@@ -89,7 +89,7 @@ def create(opts: RunOptions, view: MirrorView, skip_sync: bool, phrases: tuple[s
     for host in view.hosts:
         called = view.output_of(host, ("uname", "-n")).strip()
         if called != host.name:
-            raise OpsError(f"{host.name} calls itself {called!r}; DRBD wants the same name")
+            raise OpsError(f"{host.name} calls itself {called!r}; DRBD requires the same name")
     _check_node_names(view)
     erase = _to_be_erased(view, phrases, view.hosts)
     agent = has_agent(view, view.hosts[0])
@@ -137,7 +137,7 @@ def _to_be_erased(
         else:
             refused.append(f'--overwrite "{phrase}"')
     if refused:
-        raise OpsError(f"a disk is not blank; if nobody needs what it holds: {' '.join(refused)}")
+        raise OpsError(f"a disk is not blank; to destroy its contents: {' '.join(refused)}")
     return found
 
 
@@ -366,7 +366,7 @@ def _choose_victim(view: MirrorView, victim: str, opts: RunOptions) -> dict[str,
         say(f"{host.name}: {_data_of(view, host, sides[host.name])}")
     if not victim:
         names = " or ".join(view.mirror.hosts)
-        victim = click.prompt(f"whose data are given up for ever, {names}?", err=True)
+        victim = click.prompt(f"whose data to discard permanently, {names}?", err=True)
     loser = of_mirror(view, victim)
     return {
         "victim": loser.name,

@@ -228,7 +228,9 @@ def _holds(view: MirrorView, host: Host, given_up: str = "") -> str:
     disk = view.mirror.disk
     holds = held(view.output_of(host, commands.signatures(disk)))
     return (
-        "" if holds in ("", given_up) else f"{host.name}:{disk} holds {holds}, which nobody gave up"
+        ""
+        if holds in ("", given_up)
+        else f"{host.name}:{disk} holds {holds}, which no option permits to destroy"
     )
 
 

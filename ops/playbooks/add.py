@@ -184,7 +184,7 @@ def listed(target: Target, view: View) -> tuple[Step, ...]:
         list_brought(f"bring the list with {name} to every agent", view),
         Step(
             name=f"wait for the clients at {name}",
-            until="all have applied the list, and consume there what they consume elsewhere",
+            until="all have applied the list, and consume there as they do elsewhere",
             check=checks.applied_and_attached(view, name),
             within_s=CLIENTS_WITHIN_S,
             proof=lambda: checks.clients_at_generation(view),

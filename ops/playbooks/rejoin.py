@@ -95,7 +95,7 @@ def upgrade(
             *remove.released(target, view, how),
             *remove.stopped_empty(target, view, nodes, how),
             remove.erased(
-                f"install {name} anew, empty", target, view, nodes, nodes.reinstall(name, version)
+                f"reinstall {name}, empty", target, view, nodes, nodes.reinstall(name, version)
             ),
             Step(
                 name=f"write down the version of {name}",
@@ -154,7 +154,7 @@ def replace(
                 commands=(kits.ops(view.file, "inventory", "put", str(kept)),),
             ),
             Step(
-                name=f"make node {name} anew, empty",
+                name=f"recreate node {name}, empty",
                 commands=nodes.reinstall(name, version),
                 guard=checks.every(
                     checks.off_the_list(view, name, address), checks.is_dead(view, name)

@@ -157,7 +157,7 @@ def erased(
 def unpublished(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
     """Return steps after which nobody publishes to it any more; consumers go on."""
     name, address = target.name, target.address
-    left = "nobody is connected who may publish, looked at twice"
+    left = "no connected client can publish, checked twice"
     have_left = checks.left_by_publishers(view, name, interval_s=how.statistics_s)
     enough = checks.others_serve(view, {name}, wanted=how.serving_min)
     return (
@@ -236,7 +236,7 @@ def drained(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
         view, name, interval_s=how.statistics_s, moves=how.moves, held_within_s=how.held_within_s
     )
     again = Step(
-        name=f"wait until others have taken what was given back on {name}",
+        name=f"wait until others have consumed the messages given back on {name}",
         until=_empty(how) if how.moves else "every queue is empty, counted twice and tried",
         check=strictly,
         within_s=EMPTY_WITHIN_S + (0.0 if how.moves else how.delayed[1]),
@@ -267,7 +267,7 @@ def released(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
         Step(
             name=f"hang up on the clients that are left on {name}",
             commands=(kits.ops(view.file, "hangup", name, "--all"),),
-            until="no client is connected, looked at twice",
+            until="no client is connected, checked twice",
             check=nobody,
             within_s=HANG_UP_WITHIN_S,
             tells=True,

@@ -258,7 +258,7 @@ def _units(wanted: WantedHost, observed: Observed, written: list[Change]) -> Ite
             yield Change(what=f"start {unit} at boot", argv=("systemctl", "enable", unit))
     if Path("/etc/rabbitmq/definitions.json") in paths and BROKER_UNIT in observed.active:
         argv = ("rabbitmqctl", "import_definitions", "/etc/rabbitmq/definitions.json")
-        yield Change(what="tell the broker its users, rights and policies", argv=argv)
+        yield Change(what="set the users, rights and policies of the broker", argv=argv)
     agents = wanted.program and wanted.program != observed.program
     if AGENT_UNIT in observed.active and (agents or any(_is_agents(path) for path in paths)):
         yield Change(what="restart the agent", argv=("systemctl", "restart", AGENT_UNIT))

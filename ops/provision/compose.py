@@ -92,7 +92,7 @@ def _shut(out: Path) -> Iterator[Path]:
         if any(folder.iterdir()):
             raise ConfigError(f"{out}: not empty; the passwords in it would be lost")
         if folder.stat().st_uid != os.geteuid():
-            raise ConfigError(f"{out}: it belongs to somebody else, who could read the passwords")
+            raise ConfigError(f"{out}: it belongs to another user, who could read the passwords")
         folder.chmod(FOLDER_MODE)
     except OSError as fault:
         raise ConfigError(f"{out}: {fault.strerror}") from fault

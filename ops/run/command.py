@@ -155,7 +155,7 @@ def options_of_run(
     if wrong := sorted(set(changed) - set(may_come)):
         raise RunOpen(
             f"the unfinished run of {journal.name!r} began with {_in_words(began, wrong)}, not with"
-            f" {_in_words(options, wrong)}: say the same, or nothing; or close it with --abandon"
+            f" {_in_words(options, wrong)}: use the same options, or none; or close it with --abandon"
         )
     return {**began, **changed}
 

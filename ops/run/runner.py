@@ -95,9 +95,7 @@ def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], N
                 runner.run(command)
             except CommandFailed as fault:
                 if step.name in complete:
-                    told = (
-                        f"{fault}; the same command goes on, --abandon closes the run as it stands"
-                    )
+                    told = f"{fault}; the same command resumes, --abandon closes the run"
                     raise PlanFailed(f"undo {step.name}", told) from fault
                 say(f"           {fault}")
         if step.name in complete:
@@ -118,8 +116,8 @@ def done_before(plan: Plan, journal: Journal) -> list[str]:
         strange = next(name for name, known in zip_longest(journal.done, names) if name != known)
         raise PlanFailed(
             str(strange),
-            f"the unfinished run did it and {plan.name!r} does not come to it here: the run was begun"
-            " otherwise; see what was done, then close it with --abandon",
+            f"the unfinished run has done this step, and {plan.name!r} does not have it here: the run was"
+            " started with other options; see what was done, then close it with --abandon",
         )
     while count and plan.steps[count - 1].is_fresh:
         count -= 1
@@ -166,9 +164,9 @@ def _check_seal(step: Step, sealed: str | None, listing: str) -> None:
     if new := sorted(set(listing.splitlines()) - set(sealed.splitlines())):
         raise PlanFailed(
             step.name,
-            f"not done, because its files have changed since {step.sealed_by!r}, {new[0]!r} for one:"
-            " the broker has run since it was seen empty. Start it, close this run with --abandon,"
-            " and begin anew",
+            f"not done, because its files have changed since {step.sealed_by!r}, such as {new[0]!r}:"
+            " the broker has run since it was found empty. Start it, close this run with --abandon,"
+            " and start a new run",
         )
 
 

@@ -78,7 +78,7 @@ def test_an_inventory_is_applied_to_one_after_the_other_and_read_back(rig: Rig) 
     pids = [runtime.process(balancer.socket).pid for balancer in before.balancers]
     after = rig.inventory(3)
     shown = lb(rig, "status").stdout
-    assert shown.count("not what the inventory says") == 3
+    assert shown.count("differs from the inventory") == 3
     applied = lb(rig, "apply")
     assert applied.exit_code == 0, applied.stderr
     now = [runtime.process(balancer.socket).pid for balancer in after.balancers]

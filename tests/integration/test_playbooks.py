@@ -232,7 +232,7 @@ def test_what_differs_is_told_and_nothing_is_changed(
         assert line.startswith(wanted)
     rest = ops(cluster, "topology", "diff").stdout
     assert f"agent of {other} does not answer, and is not compared" in rest
-    assert f"{name}: {stranger} is wanted by nobody; it holds 0 messages" in rest
+    assert f"{name}: {stranger} is not in the topology; it holds 0 messages" in rest
     cluster.start(other, agent=True)
     operators_drain(cluster, name, True)
     eventually(lambda: "x-delivery-limit" in ops(cluster, "topology", "diff").stdout, within_s=60)
@@ -240,7 +240,7 @@ def test_what_differs_is_told_and_nothing_is_changed(
     assert told.returncode == 7
     for line, wanted in zip(told.stdout.splitlines(), first, strict=False):
         assert line.startswith(wanted)
-    assert f"{name}: {stranger} is wanted by nobody; it holds 0 messages" in told.stdout
+    assert f"{name}: {stranger} is not in the topology; it holds 0 messages" in told.stdout
     assert f"{other}: {queue} is not there, or not settled" in told.stdout
     told = ops(cluster, "check")
     assert f"{name}: takes no new publishers: drain" in told.stdout
@@ -304,7 +304,7 @@ def test_topology_sync_brings_about_what_a_broker_lacks(
         assert f"mb.sub/{wanted}" not in queues_of(cluster, node.name)
         synced = ops(cluster, "topology", "sync")
         assert synced.returncode == 0, synced.stderr
-        assert synced.stdout.startswith("1 entry was told to agents that did not know them")
+        assert synced.stdout.startswith("1 entry was sent to agents that lacked them")
         assert f"mb.sub/{wanted}" in queues_of(cluster, node.name)
         assert ops(cluster, "topology", "diff").returncode == 0
     finally:

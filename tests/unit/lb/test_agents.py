@@ -373,7 +373,7 @@ def test_it_does_not_write_while_another_does(
 ) -> None:
     monkeypatch.setattr(keeper, "LOCK_WITHIN_S", 0)
     with keeper.locked(tmp_path / "lock"):
-        assert "somebody else holds" in keeper.save(
+        assert "another process holds" in keeper.save(
             tmp_path / "none", tmp_path / "x", tmp_path / "lock"
         )
 

@@ -196,7 +196,7 @@ def test_a_second_operator_waits_and_is_told(
     monkeypatch.setattr("lb.hosts.LOCK_WITHIN_S", 0)
     with (
         LocalMachine().locked(balancer.read.balancer),
-        pytest.raises(ApplyFailed, match="somebody else applies"),
+        pytest.raises(ApplyFailed, match="another operator applies"),
     ):
         applying.apply(balancer.read)
 

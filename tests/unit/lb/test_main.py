@@ -228,7 +228,7 @@ def test_what_several_balancers_say_of_one_broker_stands_together() -> None:
     other = Shown(name="lb2", process=PROCESS, servers=(DOWN, UP), current=False)
     gone = Shown(name="lb3", fault="no route")
     lines = text_of([one, other, gone]).splitlines()
-    assert "not what the inventory says: python -m lb apply" in lines[1]
+    assert "differs from the inventory: python -m lb apply" in lines[1]
     assert "lb3  no answer: no route" in lines[2]
     rows = [line.split() for line in lines if "lb1 " in line or "lb2 " in line][2:]
     assert [row[:1] for row in rows[::2]] == [["mb1"], ["mb2"]]

@@ -173,7 +173,7 @@ def test_only_what_is_missing_is_made_and_what_differs_is_told() -> None:
     }
     assert missing.names == ["user shop", "permission of shop"]
     assert missing.remarks == (
-        "user bus has another password now, or the same stored anew",
+        "user bus has another password now, or the same one stored again",
         "policy limit is another one now",
     )
 
@@ -497,10 +497,10 @@ def test_topology_of_an_old_backup_comes_back_by_name_where_nobody_remembers_wha
     cluster.forget()
     capsys.readouterr()
     assert main(["restore", archive, "--dry-run"]) == 0
-    assert "no agent remembers what was deleted since" in capsys.readouterr().err
+    assert "no agent has a record of deletions since" in capsys.readouterr().err
     monkeypatch.setattr(cli, "OLD", timedelta())
     assert main(["restore", archive, "--yes"]) == 1
-    assert "by --topology what comes back, of orders, orders/billing" in capsys.readouterr().err
+    assert "select names with --topology, of orders, orders/billing" in capsys.readouterr().err
     assert (cluster.wanted, cluster.ran) == ([], [])
     assert main(["restore", archive, "--yes", "--topology", "orders/*"]) == 0
     assert [each["name"] for each in cluster.wanted] == ["orders/billing"]
@@ -558,7 +558,7 @@ def test_a_backup_and_a_restore_go_on_without_the_dead_and_say_what_is_missing(
     cluster.dead = "mb2"
     assert main(["backup", archive, "--without", "mb9"]) == 2
     assert main(["backup", archive, "--without", "mb1"]) == 6, "it is not mb1 that is dead"
-    assert "refused; what is dead is left out by --without NODE" in capsys.readouterr().err
+    assert "refused; skip a dead node by --without NODE" in capsys.readouterr().err
     assert main(["backup", archive, "--without", "mb2"]) == 0
     told = capsys.readouterr().err
     assert "topology of mb2, definitions of mb2" in told

@@ -139,7 +139,7 @@ def test_what_is_wrong_with_a_balancer_is_told(inventory: Inventory) -> None:
     }
     assert [str(each) for each in checkup.of_balancers(inventory, shown)] == [
         "balancer a: does not answer: no socket",
-        "balancer b: does not serve what the inventory says: python -m lb apply",
+        "balancer b: does not serve the configuration of the inventory: python -m lb apply",
         "balancer b: does not know mb2",
         "balancer b: has mb1 as drain (L7OK)",
     ]
@@ -257,22 +257,22 @@ class Connections(OneForAll):
 def test_nobody_connected_is_believed_after_an_interval(who: str) -> None:
     check = Connections({}).left_by(who, 1.5)
     answers = [check(), check(), check()]
-    assert all("looking again" in answer for answer in answers[:2])
+    assert all("checking again" in answer for answer in answers[:2])
     assert answers[2] == ""
 
 
 def test_a_publisher_that_statistics_show_late_begins_the_wait_anew() -> None:
     check = Connections({}, {"p": False}, {}).left_by("publishers", 1.5)
-    assert "looking again" in check()
+    assert "checking again" in check()
     assert check() == "1 connection that may publish: p (user bus)"
-    assert "looking again" in check()
-    assert "looking again" in check()
+    assert "checking again" in check()
+    assert "checking again" in check()
     assert check() == ""
 
 
 def test_those_that_consume_are_no_publishers_and_are_clients() -> None:
     consumers = Connections({"c": True})
-    assert consumers.left_by("publishers", 0)() == "none that may publish, looking again"
+    assert consumers.left_by("publishers", 0)() == "none that may publish, checking again"
     assert consumers.left_by("clients", 0)() == "1 connection of clients: c (user bus)"
 
 
@@ -292,7 +292,7 @@ def test_nobody_on_the_list_proves_nothing_while_somebody_consumes() -> None:
     there = Connections({})
     check = there.left_by("clients", 0.5)
     there.consumed = [queue("a", consumers=2), queue("b")]
-    told = "no client asks for the list, and somebody consumes from a"
+    told = "no client asks for the list, and a consumer reads from a"
     assert [check() for _ in range(3)] == [told] * 3
     attached = checks.applied_and_attached(cast(View, there), "mb1")
     assert attached() == told
@@ -399,5 +399,5 @@ def test_whoever_was_stopped_listens_nowhere_any_more() -> None:
     view = view_of(is_shut=lambda _name, what: not listens[what])
     ends = ("address", "management", "agent")
     told = checks.fell_silent(view, "mb2", *ends)()
-    assert told == "somebody still listens at its address, agent"
+    assert told == "a process still listens at its address, agent"
     assert checks.fell_silent(view, "mb2", "management")() == ""

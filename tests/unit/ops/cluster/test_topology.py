@@ -71,7 +71,7 @@ def test_a_queue_that_is_missing_and_one_that_nobody_wants_are_told() -> None:
     )
     assert [str(each) for each in found] == [
         "mb1: mb.sub/orders/a is not there, or not settled",
-        "mb1: mb.sub/orders/old is wanted by nobody; it holds 1,200 messages",
+        "mb1: mb.sub/orders/old is not in the topology; it holds 1,200 messages",
     ]
 
 
@@ -175,7 +175,7 @@ def test_each_agent_is_told_once_what_it_does_not_know(
     assert capsys.readouterr().out == told
     assert main(["topology", "sync", "--inventory", str(tmp_path / "i.toml")]) == 0
     assert agents.merged == ["mb3"]
-    assert capsys.readouterr().out == "1 entry was told to agents that did not know them\n"
+    assert capsys.readouterr().out == "1 entry was sent to agents that lacked them\n"
     assert main(["topology", "diff", "--inventory", str(tmp_path / "i.toml")]) == 0
     assert capsys.readouterr().out == "3 agents and brokers have the same\n"
 

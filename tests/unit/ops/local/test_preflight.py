@@ -68,7 +68,7 @@ def test_a_folder_of_somebody_else_is_refused(place: Path, monkeypatch: pytest.M
     owner = os.getuid()
     uids = iter([owner, owner + 1])
     monkeypatch.setattr(os, "getuid", lambda: next(uids))
-    with pytest.raises(LocalFault, match="belongs to somebody else"):
+    with pytest.raises(LocalFault, match="belongs to another user"):
         preflight._lock("a")
     assert list(place.iterdir()) == []
 

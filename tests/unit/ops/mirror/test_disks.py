@@ -83,7 +83,7 @@ def test_a_disk_is_erased_only_while_it_holds_what_was_given_up(
         assert step.guard() == ""
     for step in makes:
         assert step.guard
-        assert "holds ext4, which nobody gave up" in step.guard()
+        assert "holds ext4, which no option permits to destroy" in step.guard()
     holds.append("crypto_LUKS")
     assert all("holds ext4 and crypto_LUKS, which" in step.guard() for step in erases if step.guard)
     holds.clear()

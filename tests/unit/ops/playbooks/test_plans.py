@@ -131,7 +131,7 @@ def test_the_order_of_a_removal() -> None:
         "hang up on the publishers that are left on mb2",
         "wait until mb2 is empty",
         "hang up on whoever keeps deliveries of mb2 without an answer",
-        "wait until others have taken what was given back on mb2",
+        "wait until others have consumed the messages given back on mb2",
         "take mb2 off the list",
         "bring the list without mb2 to every agent",
         "wait for the clients to let go of mb2",
@@ -296,7 +296,7 @@ def test_a_broker_is_empty_before_it_is_installed_anew_and_full_of_topology_befo
         "shut the doors of mb2, and look once more",
         "stop broker mb2",
         "stop the agent of mb2",
-        "install mb2 anew, empty",
+        "reinstall mb2, empty",
         "write down the version of mb2",
         "start broker mb2",
         "bring the topology to mb2",
@@ -308,7 +308,7 @@ def test_a_broker_is_empty_before_it_is_installed_anew_and_full_of_topology_befo
 
 
 def test_a_local_broker_is_made_anew() -> None:
-    (step,) = (step for step in upgrading().steps if step.name.startswith("install"))
+    (step,) = (step for step in upgrading().steps if step.name.startswith("reinstall"))
     local = (sys.executable, "-m", "ops", "local")
     assert [command.argv for command in step.commands] == [
         (*local, "forget", "mb2", "--dir", "/c"),
@@ -323,7 +323,7 @@ def test_the_version_is_no_part_of_a_steps_name_so_that_a_journal_knows_the_step
 
 
 def test_an_upgrade_erases_what_was_seen_empty_by_whoever_stopped_it() -> None:
-    (step,) = (step for step in upgrading().steps if step.name.startswith("install"))
+    (step,) = (step for step in upgrading().steps if step.name.startswith("reinstall"))
     assert (step.sealed_by, bool(step.guard)) == ("stop broker mb2", True)
 
 
@@ -350,7 +350,7 @@ def test_a_broker_that_runs_on_its_host_is_not_replaced_though_nobody_answers_at
 
 @pytest.mark.parametrize(
     ("words", "erases"),
-    [("remove", "clear node mb2 away"), ("upgrade", "install mb2 anew, empty")],
+    [("remove", "clear node mb2 away"), ("upgrade", "reinstall mb2, empty")],
 )
 def test_before_anything_is_erased_the_node_on_the_host_has_shut_its_doors_and_its_addresses_are_silent(
     words: str, erases: str
@@ -382,7 +382,7 @@ def test_nobody_knows_the_dead_broker_before_a_new_one_has_its_address() -> None
         "take mb2 out of the balancer",
         "bring the list without mb2 to every agent",
         "enter mb2 again",
-        "make node mb2 anew, empty",
+        "recreate node mb2, empty",
         "start broker mb2",
     ]
     assert len(set(names)) == len(names)

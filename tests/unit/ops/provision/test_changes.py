@@ -102,7 +102,7 @@ def test_a_host_that_has_the_broker_of_another_is_not_set_up_over_it() -> None:
             ("other", 0o644, "root:root"),
             [
                 "write /etc/rabbitmq/definitions.json (differs)",
-                "tell the broker its users, rights and policies",
+                "set the users, rights and policies of the broker",
             ],
         ),
         (
@@ -295,12 +295,12 @@ def test_who_is_not_root_becomes_it_without_a_password() -> None:
         (
             (127, "SSH: Host key for server 'h1' does not match: got 'AAAA', expected 'AAAB'"),
             HostKeyWrong,
-            "h1: its host key is not the known one: another machine may answer",
+            "h1: its host key is not the known one: another machine might answer",
         ),
         (
             (127, "SSH: Server 'h1' not found in known_hosts"),
             HostKeyWrong,
-            "h1: its host key is not known: another machine may answer",
+            "h1: its host key is not known: another machine might answer",
         ),
         ((1, "sudo: a password is required\n"), SudoRefused, "h1: sudo refused: .*password is req"),
         ((1, "sudo: unable to resolve host h1: x\nno such unit\n"), CommandFailed, "no such unit"),

@@ -284,7 +284,7 @@ def test_a_folder_of_somebody_else_is_refused(
     folder.mkdir()
     os.chown(folder, 65_534, 65_534)
     assert cli.run(["compose", str(folder)], prog_name="ops") == 2
-    assert "belongs to somebody else" in capsys.readouterr().err
+    assert "belongs to another user" in capsys.readouterr().err
     assert list(folder.iterdir()) == []
 
 

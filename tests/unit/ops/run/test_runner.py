@@ -199,7 +199,7 @@ def test_what_a_journal_says_was_done_must_be_how_the_plan_begins(
     with pytest.raises(PlanFailed):
         carry_out(failing(step("first", "a"), step("second", "b")), journal)
     for other in (("second",), ("first", "other"), ()):
-        with pytest.raises(PlanFailed, match=r"was begun otherwise.*--abandon"):
+        with pytest.raises(PlanFailed, match=r"started with other options.*--abandon"):
             carry_out(Plan(name="test", steps=tuple(map(step, other))), Journal(tmp_path, "test"))
         assert carry_out.ran == []  # type: ignore[attr-defined]
 
