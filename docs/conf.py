@@ -1,6 +1,7 @@
 """Settings of Sphinx for the documents' site: `make docs`."""
 
 import importlib
+import inspect
 import re
 from typing import Any
 
@@ -22,7 +23,7 @@ myst_heading_anchors = 4
 # `Publisher` in a docstring is a link where it is one of our public names, and code where it is not.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 
@@ -59,9 +60,24 @@ def add_contents(_app: Any, page: str, source: list[str]) -> None:
 
 
 def read_docstring(
-    _app: Any, _what: str, _name: str, _thing: Any, _how: Any, lines: list[str]
+    _app: Any, _what: str, _name: str, thing: Any, _how: Any, lines: list[str]
 ) -> None:
-    lines[:] = [*as_rst("\n".join(lines)).splitlines(), ""]
+    lines[:] = [*as_rst("\n".join(lines), parameters_of(thing)).splitlines(), ""]
+
+
+def parameters_of(thing: Any) -> list[str]:
+    try:
+        return [*inspect.signature(thing).parameters]
+    except (TypeError, ValueError):  # a module, a property
+        return []
+
+
+def hide_private(
+    _app: Any, _what: str, _name: str, _thing: Any, _how: Any, given: Any, gives: Any
+) -> Any:
+    """Leave out parameters with an underscore, which are for tests of our own."""
+    shown = re.sub(r", _\w+: [^,()]+ = \w+(?=[,)])", "", given or "").replace(", *)", ")")
+    return shown.replace("(*)", "()") or None, gives
 
 
 def link_public_name(app: Any, env: Any, node: Any, shown: Any) -> Any:
@@ -77,4 +93,5 @@ def setup(app: Any) -> None:
     app.connect("source-read", name_files_of_the_checkout)
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("autodoc-process-signature", hide_private)
     app.connect("missing-reference", link_public_name)

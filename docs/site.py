@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sphinx.cmd.build import build_main
@@ -49,11 +49,15 @@ def write(folder: Path) -> bool:
     return build_main([*how, str(SOURCE), str(folder)]) == 0
 
 
-def as_rst(docstring: str) -> str:
+def as_rst(docstring: str, parameters: Iterable[str] = ()) -> str:
     """Return a docstring in the language that Sphinx reads.
 
     Lines of parameters become a list, indented text an example, and names of pages links.
+    parameters: names that begin a new line of the list where one of them is explained within a line.
     """
+    names = "|".join(parameters)
+    if names:
+        docstring = re.sub(rf"(?<=[.;)]) (?=(?:{names})(?:, (?:{names}))*: )", "\n", docstring)
     blocks = re.split(r"\n\s*\n", docstring.strip("\n"))
     return _PAGE.sub(r":doc:`/\1`", "\n\n".join(map(_block_as_rst, blocks)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import enum
 import importlib
@@ -26,6 +27,7 @@ from messagebus import BusConfig, ConsumerConfig, PublisherConfig, errors
 from messagebus.commands.exits import CODES
 from messagebus.observing.rules import RULES
 from ops.local.certificates import issue_missing
+from tests.support.documents import blocks_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -283,6 +285,23 @@ def test_every_public_name_is_on_one_page_of_the_api() -> None:
     assert wanted == {*names}
 
 
+def test_every_class_is_used_in_an_example_of_its_page() -> None:
+    """Beside its import; the examples run: tests/unit/test_docs_blocks.py."""
+    folder = ROOT / "docs" / "reference" / "api"
+    words = {
+        page.name: collections.Counter(words_of_examples(page)) for page in folder.glob("*.md")
+    }
+    of_classes = {name for name, thing in exported() if inspect.isclass(thing)}
+    pages = [(name, page) for name, page in documented() if name in of_classes]
+    assert len(pages) > 90
+    assert [name for name, page in pages if words[page][name.rpartition(".")[2]] < 2] == []
+
+
+def words_of_examples(page: Path) -> list[str]:
+    blocks = [block.text for block in blocks_of(page) if block.language == "python"]
+    return re.findall(r"\w+", "\n".join(blocks))
+
+
 def test_the_index_names_every_page_once() -> None:
     pages = {page for page in (ROOT / "docs").rglob("*.md") if page.name != "index.md"}
     for index in (ROOT / "docs" / "index.md", ROOT / "docs" / "reference" / "api" / "index.md"):
@@ -299,8 +318,7 @@ def test_a_docstring_becomes_a_list_of_its_parameters_an_example_and_links() -> 
     bus.publish()
 
 size: in bytes;
-    at least 1. name, key:
-as in `Message`.
+    at least 1. name, key: as in `Message`.
 other: docs/guides/spool.md.
 Raises Stopped.
 
@@ -308,7 +326,7 @@ tree
     branch
 """
     assert (
-        as_rst(text)
+        as_rst(text, ["size", "name", "key"])
         == """Do it.
 
 .. code-block:: python
@@ -317,8 +335,9 @@ tree
 
 
 - **size**: in bytes;
-  at least 1. name, key:
-  as in `Message`.
+  at least 1.
+
+- **name**, **key**: as in `Message`.
 
 - **other**: :doc:`/guides/spool`.
 
