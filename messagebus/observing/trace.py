@@ -91,16 +91,16 @@ def _answer(lines: Sequence[Line]) -> str:
     for each in lines:
         by.setdefault(each.verdict, []).append(each)
     told = [f"Parked in {each.about} on {each.broker}" for each in by.get("parked", ())]
-    told += [f"Done with in {each.about}" for each in by.get("done", ())]
+    told += [f"Finished in {each.about}" for each in by.get("done", ())]
     told += [each.text for each in by.get("refused", ())]
     if waits := by.get("may wait"):
         places = [f"{each.about} on {each.broker}" for each in waits]
         more = f" and {len(places) - NAMES_MAX} more places" if len(places) > NAMES_MAX else ""
-        told.append(f"It may wait in {', '.join(places[:NAMES_MAX])}{more}")
+        told.append(f"It might wait in {', '.join(places[:NAMES_MAX])}{more}")
     elif by.get("absent") and not told:
         told.append("It does not wait anywhere that answers")
     if not told:
-        told.append("Nothing is known of it")
+        told.append("There is no record of it")
     if by.get("?"):
         told.append("some places could not be looked at")
     return f"{'; '.join(told[:PLACES_MAX])}."

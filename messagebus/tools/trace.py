@@ -36,7 +36,7 @@ TEXT_CHARS_MAX = 300
 def trace_command(
     message_id: str, topic: str, published_at: str | None, recording: Path | None, as_json: bool
 ) -> int:
-    """Tell where the message ID is: parked, done with, or where it may still wait.
+    """Find the message ID: parked, finished, or the places where it might still wait.
 
     ID: the message's id, or its beginning. Queues in use are never looked into: that would count as a
     delivery. Parking queues are read, and all else is concluded from what agents count; each line says how it

@@ -462,7 +462,7 @@ def test_a_trail_tells_what_clients_did_and_each_line_says_who_told_it() -> None
         told.answer == "It does not wait anywhere that answers."
     )  # by the time that the trail tells
     done = [{**rows[1], "what": "handled: ack"}]
-    assert trace(Evidence(id=ID, told=done), waiting(0)).answer == "Done with in orders/billing."
+    assert trace(Evidence(id=ID, told=done), waiting(0)).answer == "Finished in orders/billing."
 
 
 def test_what_no_broker_took_is_told_by_its_publisher() -> None:
@@ -486,7 +486,7 @@ def test_a_silent_broker_may_have_it_and_the_answer_says_so() -> None:
 
 def test_without_a_time_every_queue_with_messages_may_hold_it() -> None:
     told = trace(Evidence(id=ID), waiting(9, oldest_at_ms=NOW_MS - 1_000))
-    assert told.answer == "It may wait in orders/billing on mb1:5672."
+    assert told.answer == "It might wait in orders/billing on mb1:5672."
 
 
 def test_what_is_older_than_the_oldest_there_has_left() -> None:
@@ -495,19 +495,19 @@ def test_what_is_older_than_the_oldest_there_has_left() -> None:
     assert early.answer == "It does not wait anywhere that answers."
     assert any("(deduced)" in each.known for each in early.lines)
     late = trace(Evidence(id=ID, published_ms=NOW_MS - 30_000), there)
-    assert late.answer == "It may wait in orders/billing on mb1:5672."
+    assert late.answer == "It might wait in orders/billing on mb1:5672."
 
 
 def test_a_count_from_before_it_was_published_says_nothing() -> None:
     told = trace(Evidence(id=ID, published_ms=NOW_MS + 1_000), waiting(0))
     assert told.answer.startswith(
-        "It may wait in orders/billing on mb1:5672, orders/billing on mb2"
+        "It might wait in orders/billing on mb1:5672, orders/billing on mb2"
     )
 
 
 def test_another_topic_and_nothing_at_all_are_told_apart() -> None:
     told = trace(Evidence(id=ID, topic="invoices"), waiting(9))
-    assert told.answer == "Nothing is known of it."
+    assert told.answer == "There is no record of it."
 
 
 def test_a_recording_tells_who_published_it_and_who_is_done_with_it() -> None:
@@ -517,7 +517,7 @@ def test_a_recording_tells_who_published_it_and_who_is_done_with_it() -> None:
          "broker": "mb1:5672", "at_ms": 2},
     ]  # fmt: skip
     told = trace(Evidence(id=ID, recorded=rows), waiting(0))
-    assert told.answer == "Done with in orders/billing."
+    assert told.answer == "Finished in orders/billing."
     assert {"published", "done"} <= verdicts(told)
 
 

@@ -59,7 +59,7 @@ def test_where_it_may_wait_is_said_with_how_that_is_known(shell: Shell) -> None:
     done = shell.trace(ID)
     assert done.exit_code == Exit.DONE
     answer, *lines = done.stdout.splitlines()
-    assert answer.startswith("It may wait in ")
+    assert answer.startswith("It might wait in ")
     assert lines[0].startswith("  id: number 197 of one publishing process")
     assert all(line.endswith(")") for line in lines)
 
@@ -86,7 +86,7 @@ def test_a_time_without_a_date_is_todays_of_this_host(shell: Shell) -> None:
 
 def test_a_message_that_nobody_knows_ends_with_4(shell: Shell) -> None:
     done = shell.trace("nobody's", "--topic", "elsewhere")
-    assert done.stdout.splitlines()[0] == "Nothing is known of it."
+    assert done.stdout.splitlines()[0] == "There is no record of it."
     assert done.exit_code == Exit.ABSENT
 
 
@@ -123,4 +123,4 @@ def test_bad_words_are_one_line(shell: Shell, words: list[str], told: str) -> No
 def test_without_agents_nothing_can_be_said(shell: Shell) -> None:
     done = shell.trace(ID, MESSAGEBUS_LIST_URL="")
     assert done.exit_code == Exit.USAGE
-    assert "without list_urls (MESSAGEBUS_LIST_URL) there are no agents" in done.stderr
+    assert "a single RabbitMQ has none: set list_urls (MESSAGEBUS_LIST_URL)" in done.stderr

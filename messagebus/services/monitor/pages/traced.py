@@ -16,7 +16,7 @@ AGO_S = (
 # Verdict -> the chip's colour, and its words.
 VERDICTS = {
     "parked": ("bad", "parked"),
-    "done": ("ok", "processed"),
+    "done": ("ok", "finished"),
     "published": ("info", "published"),
     "refused": ("bad", "not stored"),
     "delivered": ("info", "delivered"),

@@ -121,7 +121,7 @@ async def test_what_is_parked_nowhere_may_wait_or_is_deduced_not_to(
     found: list[ParkedMessages | Exception],
 ) -> None:
     found[:] = [ParkedMessages(())]
-    assert "It may wait in" in await page(f"/trace?id={ID}")
+    assert "It might wait in" in await page(f"/trace?id={ID}")
     old = await page(f"/trace?id={ID}&topic=invoices&ago=86400")
     assert "It does not wait anywhere that answers; some places could not be looked at." in old
     assert "mb8.example:5672 is silent" in old or "mb8 is silent" in old
