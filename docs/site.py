@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sphinx.cmd.build import build_main
-
 __all__ = ["MODULES", "as_rst", "write"]
 
 MODULES = (
@@ -45,6 +43,8 @@ _PAGE = re.compile(r"\bdocs/([\w/-]+)\.md")
 
 def write(folder: Path) -> bool:
     """Write the site into a folder. Returns whether all went without a warning; warnings are on stderr."""
+    from sphinx.cmd.build import build_main  # half a second, for this alone
+
     how = ("-b", "html", "--quiet", "--fail-on-warning", "--fresh-env")
     return build_main([*how, str(SOURCE), str(folder)]) == 0
 
