@@ -32,9 +32,10 @@ from messagebus._io.publish.publishes import Bundle, Many, Publish, Target, Wait
 from messagebus._io.publish.spool.keeper import Keeper
 from messagebus._io.publish.spool.records import Records, name_of
 from messagebus._io.publish.spool.replayer import REPLAY_MESSAGES, Replayed, Replayer
-from messagebus._io.publish.spool.writer import Disk, Writer
+from messagebus._io.publish.spool.writer import Disk, Writer, fits
 from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, PublisherConfig
+from messagebus.core.confirms import Packing
 from messagebus.core.pending import CONFIRMED, Item
 from messagebus.message import Message
 
@@ -63,7 +64,6 @@ class DiskDoor:
     ) -> None:
         assert config.spool is not None
         self._driver, self._memory, self._pending = driver, driver.memory, driver.pending
-        self.packing_of = driver.memory.packing_of
         self._settings, self._records = config.spool, Records()
         root = Path(config.spool.path).absolute()  # whatever folder the process goes to
         self._keeper = Keeper(root, name_of(bus), self._records, driver.tasks, self._deleted)
@@ -132,6 +132,10 @@ class DiskDoor:
     def _to_disk(self, publish: Publish) -> None:
         self._writer.add(publish)
         self._concerned()
+
+    def packing_of(self, target: Target) -> Packing | None:
+        packing = self._memory.packing_of(target)
+        return packing if packing is not None and fits(packing, self._settings) else None
 
     # Which way.
     @property

@@ -21,6 +21,7 @@ from messagebus._io.publish.spool.folder import SEGMENT_BYTES, segment_name
 from messagebus._io.publish.spool.keeper import DISK_RETRY_MS, Keeper, words_of
 from messagebus._io.publish.spool.records import Records
 from messagebus.config import Spool
+from messagebus.core.confirms import Packing
 from messagebus.core.pending import (
     DEADLINE_PASSED,
     PUBLISHER_STOPPED,
@@ -35,6 +36,8 @@ log = logging.getLogger("messagebus.publisher")
 
 # One group: as much as is written and fsynced together.
 GROUP_BYTES = 4 * 1024 * 1024
+# The most around a plain body on the disk: its record, with its place and its properties.
+AROUND_BYTES = RECORD_BYTES + 256
 # While messages are sent from the spool (the last one no longer ago than PROGRESS_MS), one new message may be
 # written for so many that were sent.
 SENT_FOR_ONE, PROGRESS_MS = 2, 1_000
@@ -316,7 +319,12 @@ class Writer:
             self._recovered()
 
 
+def fits(packing: Packing, settings: Spool) -> bool:
+    """Return whether an empty spool has room for a bundle of this size."""
+    most = packing.bytes_max + packing.count_max * AROUND_BYTES
+    return packing.count_max <= settings.messages_max and most <= settings.bytes_max - HEADER_BYTES
+
+
 def _size_of(publish: Publish) -> int:
     """Return the most bytes that its records take."""
-    around = publish.count * (RECORD_BYTES + 256)
-    return publish.size + around + len(publish.properties or b"")
+    return publish.size + publish.count * (RECORD_BYTES + 256) + len(publish.properties or b"")

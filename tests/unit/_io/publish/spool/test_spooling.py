@@ -485,6 +485,20 @@ def test_a_full_spool_takes_no_more_and_says_so(
     eventually(lambda: publisher.stats().spool_fault == "", within_s=WITHIN_S)
 
 
+@pytest.mark.parametrize("settings", [{"messages_max": 10}, {"bytes_max": 65_536}], ids=str)
+async def test_bundles_that_no_spool_of_this_size_takes_are_spooled_message_by_message(
+    tmp_path: Path, settings: dict[str, int]
+) -> None:
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    config = PublisherConfig(batch={"orders": Batching(count_max=50)})
+    where = spool(tmp_path, always=True, **settings)
+    async with bus.async_publisher(config, spool=where) as publisher:
+        ends = await publisher.send_many("orders", [b"x" * 1_200] * 50)
+        assert {end.outcome for end in ends} == {Outcome.SPOOLED}
+        await eventually_async(lambda: len(bus.published("orders")) == 50, within_s=WITHIN_S)
+
+
 def test_what_a_full_spool_leaves_to_a_stop_waits_no_more(bus: MemoryBus, tmp_path: Path) -> None:
     bus.stop_brokers()
     publisher = started(bus, spool(tmp_path, messages_max=2))
