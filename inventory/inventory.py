@@ -254,7 +254,7 @@ def parse(values: Mapping[str, Any], *, base: Path, name: str = "inventory") -> 
     try:
         inventory = _adapter().validate_python(_with_balancers(values), context={"base": base})
     except ValidationError as fault:
-        faults = [_told(each, "balancers" in values) for each in fault.errors(include_url=False)]
+        faults = [_line_of(each, "balancers" in values) for each in fault.errors(include_url=False)]
     else:
         faults = [*_of_provision(inventory, values), *_clashes(inventory)]
     if faults:
@@ -302,7 +302,7 @@ _TABLES = {
 }
 
 
-def _told(fault: ErrorDetails, is_array: bool) -> str:
+def _line_of(fault: ErrorDetails, is_array: bool) -> str:
     """Return a fault with the place of its value. The values of unknown keys may be secrets: never shown.
 
     is_array: the file has ``[[balancers]]``.
