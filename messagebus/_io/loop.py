@@ -268,7 +268,7 @@ class OneStop:
 
 
 class Origin:
-    """Where an asyncio client was started: its loop, in its process."""
+    """The loop that an asyncio client was started on, in its process."""
 
     def __init__(self) -> None:
         self.loop, self._pid = asyncio.get_running_loop(), os.getpid()

@@ -230,7 +230,7 @@ class Address:
 
     @property
     def asked(self) -> str:
-        """What is asked of it beside its name, as text."""
+        """The options that are asked of it beside its name, as text."""
         return _asked(self.durability, cast(Destination, self.wanted[0]) if self.wanted else None)
 
     @property
@@ -279,7 +279,7 @@ class Targets:
         self._has_spool = has_spool
         self._known: dict[tuple[object, ...], Target] = {}
         self.plain_known: dict[str, Target] = {}
-        """What `plain` has returned, by destination."""
+        """The targets that `plain` has returned, by destination."""
         self._twice: dict[str, Target] = {}
         self._partitioned: dict[str, int] = {}
 
