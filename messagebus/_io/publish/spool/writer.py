@@ -327,4 +327,4 @@ def fits(packing: Packing, settings: Spool) -> bool:
 
 def _size_of(publish: Publish) -> int:
     """Return the most bytes that its records take."""
-    return publish.size + publish.count * (RECORD_BYTES + 256) + len(publish.properties or b"")
+    return publish.size + publish.count * AROUND_BYTES + len(publish.properties or b"")
