@@ -64,7 +64,6 @@ from messagebus.handling import (
 from messagebus.hooks import Hooks
 from messagebus.message import NONE_GIVEN, Delivery, Given, Header, Payload, given_options
 from messagebus.publisher import (
-    CONFIRMED_OUTCOME,
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
     ends_or_raise,
@@ -73,6 +72,7 @@ from messagebus.publisher import (
     with_spool,
 )
 from messagebus.stats import (
+    CONFIRMED_OUTCOME,
     RUNNING,
     ConsumerStats,
     Published,

@@ -59,7 +59,6 @@ _waits_in_a_loop = LogLimit(60_000)
 STOP_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 10.0
 
-CONFIRMED_OUTCOME = Outcome.CONFIRMED  # looked up once: an enum's members are found slowly
 _ERRORS: dict[Outcome, type[PublishError]] = {
     Outcome.REFUSED: Refused,
     Outcome.UNROUTABLE: Unroutable,

@@ -24,7 +24,7 @@ from messagebus.errors import RecordingFailed
 from messagebus.files import owner_only
 from messagebus.message import Delivery
 from messagebus.recording.events import SCHEMA
-from messagebus.stats import Outcome, Published
+from messagebus.stats import CONFIRMED_OUTCOME, Published
 
 __all__ = [
     "Anchor",
@@ -48,7 +48,6 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Name of a recorder's file: kind and process, number, form.
 NUMBERED = re.compile(r"(.+-)(\d{4,})(\.(?:ndjson|parquet))")
 
-_CONFIRMED = Outcome.CONFIRMED
 _is_hex32 = re.compile(r"[0-9a-f]{32}").fullmatch
 
 
@@ -224,7 +223,7 @@ class PublishedRows:
         if not _is_hex32(message_id):
             message_id = message_id_hex(message_id)
         end = f'"confirmed","confirmed_ns":{settled_ns}'
-        if outcome is not _CONFIRMED:
+        if outcome is not CONFIRMED_OUTCOME:
             end = f'"{outcome.value}"'
         return (
             f'{self.heads[broker]}{message_id}","sequence":{sequence},"key":{quote(key)}'

@@ -39,7 +39,7 @@ from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import CONFIRMED, REFUSED, Item
 from messagebus.core.redundancy import NO_SECOND, PREFERRED, CopyEnd, PairEnd, end_of
 from messagebus.message import Message
-from messagebus.stats import Durability, Outcome, Published
+from messagebus.stats import CONFIRMED_OUTCOME, Durability, Outcome, Published
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -60,7 +60,6 @@ STAMP_MS = 1_000
 _NO_SHAPE: tuple[int, tuple[bytes, bytes], int] = (-STAMP_MS, (b"", b""), 0)
 # As in `publishes`: cheap.
 _new = tuple.__new__
-_CONFIRMED = Outcome.CONFIRMED
 
 
 class RedundantPublish(PublishCopy, Many):
@@ -108,7 +107,7 @@ class RedundantPublish(PublishCopy, Many):
                 Published,
                 (
                     self.message_id,
-                    _CONFIRMED,
+                    CONFIRMED_OUTCOME,
                     self.target.durability,
                     broker,
                     attempts if attempts > other_attempts else other_attempts,

@@ -32,13 +32,12 @@ from messagebus.core.spool import (
     scan,
 )
 from messagebus.errors import NameInvalid
-from messagebus.stats import Outcome, Published
+from messagebus.stats import CONFIRMED_OUTCOME, Published
 
 log = logging.getLogger("messagebus.publisher")
 
 # Messages of the spool under way at once, at most half of the backlog.
 REPLAY_MESSAGES, REPLAY_BYTES = 2_000, 4 * 1024 * 1024
-CONFIRMED_OUTCOME = Outcome.CONFIRMED  # looked up once: an enum's members are found slowly
 
 
 class Replayed:
