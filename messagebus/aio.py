@@ -140,7 +140,7 @@ class AsyncPublisher:
 
     def __del__(self) -> None:
         admission: Admission | None = getattr(self, "_admission", None)
-        if admission is not None and admission.origin is not None and admission.is_open:
+        if admission is not None and admission.status is RUNNING and admission.origin is not None:
             admission.origin.end_dropped(self, partial(admission.begin_stop, STOP_TIMEOUT_S))
 
     async def __aenter__(self) -> Self:
@@ -269,7 +269,7 @@ class AsyncPublisher:
             with self._hooks.publishing_many(self._outgoing.name_of(destination)):
                 return await self._send_each(destination, payloads, timeout_s, given)
         admission, read = self._admission, self._outgoing.read
-        admission.check_open()
+        admission.check_running()
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         many, failed = Many(finished), None
         bare = read(destination, b"", NONE_GIVEN)[0]

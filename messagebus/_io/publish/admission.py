@@ -112,10 +112,10 @@ class Admission:
         self.outgoing = Outgoing(
             config.redundant, config.redundancy, has_spool=config.spool is not None
         )
-        self.status, self.is_open = Status.INITIALIZED, False
+        self.status = Status.INITIALIZED
         self.origin: Origin | None = None
         self._is_starting, self._ending = False, OneStop()
-        self._is_direct = False  # open, and no hook sees a publish before its driver
+        self._is_direct = False  # running, and no hook sees a publish before its driver
         self.new_future: Callable[[], asyncio.Future[Published]] = self._no_future
         """Make the future of one publish. Raises Stopped before the start."""
         # From the start on.
@@ -142,7 +142,7 @@ class Admission:
             self._make_drivers().own.start()
         finally:
             self._is_starting = False
-        self.status, self.is_open, self._is_direct = RUNNING, True, self._hooks is None
+        self.status, self._is_direct = RUNNING, self._hooks is None
         self.new_future = self.origin.loop.create_future
         return self.origin.loop
 
@@ -176,21 +176,21 @@ class Admission:
 
     def begin_stop(self, timeout_s: float) -> None:
         """Begin the stop, unless it has begun or there is nothing to stop. On the loop."""
-        was_open, self.is_open, self.status = self.is_open, False, Status.STOPPED
+        was_running, self.status = self.status is RUNNING, Status.STOPPED
         self._is_direct = False
-        if was_open and self.drivers is not None:
+        if was_running and self.drivers is not None:
             self._plain.end()
             self._others.end()
             self._ending.begin(self.drivers.stop(timeout_s))
 
-    def check_open(self) -> None:
+    def check_running(self) -> None:
         """Raise Stopped, unless it takes publishes."""
-        if not self.is_open:
+        if self.status is not RUNNING:
             raise Stopped(why_not_running(self.status, "publisher", "async with"))
 
     def running(self) -> Drivers:
         """Return the drivers. Raises Stopped, unless it takes publishes."""
-        self.check_open()
+        self.check_running()
         assert self.drivers is not None
         return self.drivers
 
@@ -203,7 +203,7 @@ class Admission:
         Raises Stopped.
         """
         if not self._is_direct:
-            self.check_open()
+            self.check_running()
             return None
         target, body, message = outgoing
         timeout_ms = self._deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
@@ -245,7 +245,7 @@ class Admission:
         self, target: Target, bodies: list[bytes], timeout_s: float | None, many: Many
     ) -> Ended:
         """Accept bodies that `packing_of` lets travel together, in their turn. As `admit`."""
-        self.check_open()
+        self.check_running()
         size = sum(map(len, bodies))
         left_ms = await self._room(self._plain, size, timeout_s, len(bodies))
         return self._door.submit_bundle(target, bodies, size, left_ms, many)
