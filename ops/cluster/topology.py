@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,15 @@ SETTLED_MARK = "mb.settled/"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Difference:
-    """One difference. node: its agent or broker differs. about: the entry or the queue. what: in words."""
+    """One difference. node: its agent or broker differs. about: the entry or the queue. what: in words.
+
+    is_stranger: a queue of the broker that no map has; `sync` leaves it.
+    """
 
     node: str
     about: str
     what: str
+    is_stranger: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.node}: {self.about} {self.what}"
@@ -119,9 +123,9 @@ def _strange(
     node: str, wanted: Mapping[str, bool], has: Mapping[str, int | None]
 ) -> Iterator[Difference]:
     for queue in strangers(wanted, has):
-        yield Difference(
-            node, queue, f"is not in the topology; it holds {plural(has[queue] or 0, 'message')}"
-        )
+        messages = plural(has[queue] or 0, "message")
+        what = f"is not in the topology; it holds {messages}"
+        yield Difference(node, queue, what, is_stranger=True)
 
 
 def strangers(wanted: Mapping[str, bool], has: Iterable[str]) -> list[str]:
@@ -237,9 +241,7 @@ def sync(file: Path) -> None:
         say(f"{plural(count, 'entry')} {was} sent to agents that lacked them")
         left: list[Difference] = []
         patience = Patience(lambda: len(left), stalled_s=SAME_STALLED_S)
-        while left := [
-            each for each in drift(view) if "not in the topology; it holds" not in each.what
-        ]:
+        while left := [each for each in drift(view) if not each.is_stranger]:
             if why := patience.spent():
                 raise OpsError(f"{why}: {left[0]}; {plural(len(left), 'difference')}")
             time.sleep(POLL_S)

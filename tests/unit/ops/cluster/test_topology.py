@@ -21,6 +21,7 @@ from messagebus.topology import LADDER, declarations, parse_wanted
 from ops.__main__ import main
 from ops.cluster import definitions, topology
 from ops.cluster.brokers import next_file
+from ops.cluster.management import Queue
 from ops.cluster.members import Absent
 from ops.cluster.topology import Difference, differences, foreign, latest, newer_than, wanted_items
 from ops.cluster.users import change_password, find_user
@@ -178,6 +179,21 @@ def test_each_agent_is_told_once_what_it_does_not_know(
     assert capsys.readouterr().out == "1 entry was sent to agents that lacked them\n"
     assert main(["topology", "diff", "--inventory", str(tmp_path / "i.toml")]) == 0
     assert capsys.readouterr().out == "3 agents and brokers have the same\n"
+
+
+def test_a_sync_reports_queues_that_no_map_has_and_does_not_wait_for_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agents = Agents(mb1=[entry("orders")])
+    old = Queue(name="mb.sub/orders/old", messages=3, consumers=0)
+    monkeypatch.setattr(agents, "queues", lambda _name: [old])
+    monkeypatch.setattr(topology, "View", lambda _file: agents)
+    monkeypatch.setattr(topology, "SAME_STALLED_S", 0.0)
+    assert main(["topology", "sync", "--inventory", str(tmp_path / "i.toml")]) == 0
+    assert capsys.readouterr().out == (
+        "0 entries were sent to agents that lacked them\n"
+        "mb1: mb.sub/orders/old is not in the topology; it holds 3 messages\n"
+    )
 
 
 class Lost(Agents):
