@@ -27,6 +27,7 @@ STEPS_WHOLE = 2
 DISK_SAMPLES = 60
 NAMES_TOLD = 3
 SKEW_MS_MAX = 2_000
+UNKNOWN_REASON = "unknown"
 # Publishers choose another broker when their connection ends, after ten minutes by default.
 UNEVEN_OVER_MS, UNEVEN_LEAST, UNEVEN_TIMES = 10 * MINUTE_MS, 1_000, 2
 # As the alert of that name asks it; `ask` asks it where a Prometheus is configured.
@@ -248,6 +249,7 @@ def _urgency(raised: Raised) -> tuple[int, bool, int, int, str, str]:
 def reason(bus: Bus, name: str, left: float | None = None) -> str:
     """Return the likely reason why a subscription or queue falls behind, the first that holds.
 
+    UNKNOWN_REASON when none does.
     left: messages that its consumers answer a second, where that is known.
     """
     rows = rows_of(bus, name)
@@ -269,7 +271,7 @@ def reason(bus: Bus, name: str, left: float | None = None) -> str:
         (broker,) = waiting
         state = bus.answers[broker].state
         return f"only on {broker}" + (f", which is in {state.alarm}" if state.alarm else "")
-    return "unknown"
+    return UNKNOWN_REASON
 
 
 # Conditions.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from messagebus.observing.rules import reason
+from messagebus.observing.rules import UNKNOWN_REASON, reason
 from messagebus.observing.snapshot import Bus
 from messagebus.observing.totals import UNKNOWN, at_least
 from messagebus.services.monitor import figures
@@ -116,7 +116,7 @@ def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
         )
     if arriving is not None and leaving is not None and arriving > leaving * 1.05 + 0.5:
         why = reason(bus, source.name, leaving)
-        because = f"{why[0].upper()}{why[1:]}." if why != "unknown" else ALIKE
+        because = f"{why[0].upper()}{why[1:]}." if why != UNKNOWN_REASON else ALIKE
         if source.lacking:
             names = ", ".join(settings.label(each) for each in source.lacking)
             because = f"No consumer is attached on {names}."
