@@ -77,7 +77,7 @@ def dead_balancers(
         each.name
         for each in every
         if each.name in silent
-        and ({each.name, each.host} & set(words) or view.hosts.balancer_has_ended(each.name))
+        and ({each.name, each.host} & set(words) or view.balancers.balancer_has_ended(each.name))
     )
     return dead if len(dead) < len(every) else frozenset()
 

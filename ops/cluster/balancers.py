@@ -1,4 +1,4 @@
-"""Questions to the balancers of a cluster, through HAProxy's admin sockets."""
+"""Questions to the balancers of a cluster through HAProxy's admin sockets, and to their hosts about them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import lb.hosts
 import lb.runtime
 from inventory import shell
 from inventory.inventory import Balancer
-from lb.errors import BalancerUnreachable
+from lb.errors import BalancerUnreachable, LbError
 from lb.runtime import ServerState
 from ops.cluster.members import Members
 from ops.errors import NoAnswer
@@ -39,6 +39,16 @@ class Balancers:
     def silent_balancers(self) -> list[str]:
         """Return the names of the balancers that do not answer."""
         return list(self._balancers_asked()[1])
+
+    def balancer_has_ended(self, name: str) -> bool:
+        """Return whether a balancer's host says that none of its processes is left; false without answer."""
+        inventory = self._members.inventory
+        balancer = inventory.find_balancer(name)
+        try:
+            with lb.hosts.machine_of(shell, inventory, balancer) as machine:
+                return not machine.signal_master(balancer, None)
+        except LbError:
+            return False
 
     def _balancers_asked(self) -> tuple[dict[str, dict[str, ServerState]], dict[str, str]]:
         """Return the state of each broker at each balancer; and for silent balancers the reason."""

@@ -60,7 +60,7 @@ def answers(view: View, name: str) -> str:
         view.brokers.queues(name)
         own, found = str(view.node(name).address), view.brokers.overview(name)["cluster_name"]
     except NoAnswer:
-        if view.hosts.is_shut(name):
+        if view.is_shut(name):
             raise Blocked(f"{name} has ended: nothing listens there; see its log") from None
         raise
     return "" if found == own else f"the broker at its addresses calls itself {found}, not {own}"
@@ -120,7 +120,7 @@ def fell_silent(view: View, name: str, *ends: str) -> str:
 
     Whoever stopped it did that on the host, and this looks at the addresses: so both are known to be its own.
     """
-    left = [what for what in ends if not view.hosts.is_shut(name, what)]
+    left = [what for what in ends if not view.is_shut(name, what)]
     return f"a process still listens at its {some(left)}" if left else ""
 
 

@@ -8,12 +8,12 @@ out in silence.
 # else is kept between questions:
 #
 #   View ── members ──┬── agents      HTTP: health, topology, partitions, the served list
-#                     ├── balancers   HAProxy's admin sockets: where new connections go
-#                     ├── brokers     management APIs: queues, connections, definitions, users
-#                     └── hosts       closed ports, processes that have ended
+#                     ├── balancers   HAProxy's admin sockets: where new connections go; who has ended
+#                     └── brokers     management APIs: queues, connections, definitions, users
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 from inventory.inventory import Inventory, Node
@@ -21,8 +21,9 @@ from messagebus.broker import BrokerList
 from ops.cluster.agents import Agents
 from ops.cluster.balancers import Balancers
 from ops.cluster.brokers import Brokers
-from ops.cluster.hosts import Hosts
 from ops.cluster.members import NOBODY, Absent, Members
+
+PROBE_WITHIN_S = 3.0
 
 
 class View:
@@ -37,7 +38,6 @@ class View:
         self.agents = Agents(self._members)
         self.balancers = Balancers(self._members)
         self.brokers = Brokers(self._members)
-        self.hosts = Hosts(self._members)
 
     @property
     def inventory(self) -> Inventory:
@@ -51,6 +51,19 @@ class View:
     def node(self, name: str) -> Node:
         """Return the node of this name or ``host:port``. Raises ConfigError naming the nearest."""
         return self._members.node(name)
+
+    def is_shut(self, name: str, what: str = "address") -> bool:
+        """Return whether nobody listens at an address of a node; false where nothing answers in time.
+
+        what: address, which is AMQP's, management or agent.
+        """
+        try:
+            with socket.create_connection(getattr(self.node(name), what), timeout=PROBE_WITHIN_S):
+                return False
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
 
     def has_forgotten(self, name: str) -> bool:
         """Return whether a local cluster has no such node any more: it forgets the entry before the files."""

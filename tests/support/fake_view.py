@@ -11,17 +11,17 @@ __all__ = ["OneForAll", "view_of"]
 
 
 class OneForAll:
-    """View whose four clients are the view itself: its subclasses answer what their tests ask."""
+    """View whose three clients are the view itself: its subclasses answer what their tests ask."""
 
     @property
     def agents(self) -> Any:
         return self
 
-    balancers = brokers = hosts = agents
+    balancers = brokers = agents
 
 
 def view_of(**answers: Any) -> View:
     """Return a view that has these, whichever of its clients is asked."""
     view = SimpleNamespace(**answers)
-    view.agents = view.balancers = view.brokers = view.hosts = view
+    view.agents = view.balancers = view.brokers = view
     return cast(View, view)

@@ -222,15 +222,15 @@ def test_a_silent_balancer_is_named_and_an_absent_one_is_left_out(
 def test_a_balancer_has_ended_when_its_host_knows_no_process_of_it(
     view: View, fronts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert view.hosts.balancer_has_ended("haproxy2")
+    assert view.balancers.balancer_has_ended("haproxy2")
     monkeypatch.setattr("lb.hosts.LocalMachine.signal_master", lambda *_: True)
-    assert not view.hosts.balancer_has_ended("haproxy2")
+    assert not view.balancers.balancer_has_ended("haproxy2")
 
     def away(*_: object) -> bool:
         raise BalancerUnreachable("no SSH")
 
     monkeypatch.setattr("lb.hosts.LocalMachine.signal_master", away)
-    assert not view.hosts.balancer_has_ended("haproxy2")
+    assert not view.balancers.balancer_has_ended("haproxy2")
 
 
 def test_with_tls_a_broker_that_speaks_none_is_not_asked_in_clear(
