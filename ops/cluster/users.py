@@ -27,7 +27,7 @@ from messagebus.terminal import did_you_mean, plural, say
 from ops.cluster.brokers import next_file
 from ops.cluster.view import View
 from ops.errors import NoAnswer, OpsError
-from ops.local.secrets import is_hash_of, password_hash
+from ops.local.secrets import is_hash_of, password_hash, read
 from ops.provision.hosts import check_node, read_secrets, root_of
 from ops.provision.wanted import PASSWORD_FILES, all_users, hosts_of, wanted_host
 from ops.run.command import confirm, inventory_option, locked, yes_option
@@ -124,7 +124,7 @@ def _new_password(file: Path, given: Secret | None) -> Secret:
     """Return the new password. It is on disk before any broker gets it."""
     kept = next_file(file)
     if kept.exists():
-        password = Secret(kept.read_text().strip())
+        password = read(kept)
         if given is not None and given != password:
             raise OpsError(
                 f"a change is not finished: its password is in {kept}; finish that first"

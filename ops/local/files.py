@@ -11,7 +11,6 @@ from inventory.tables import HAPROXY
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.files import write_whole
 from messagebus.secret import Secret
-from ops.local import secrets
 from ops.local.layout import CA, HERE, SERVER_NAME, Layout, NodeLayout
 from ops.local.roots import chrooted
 from ops.local.secrets import ADMIN, BUS, COOKIE, PROBE, TOKEN, password_hash, read
@@ -306,7 +305,7 @@ def client_env(layout: Layout) -> dict[str, str]:
         "MESSAGEBUS_BROKER": layout.front.amqp,
         "MESSAGEBUS_LIST_URL": layout.list_url,
         "MESSAGEBUS_USER": "bus",
-        "MESSAGEBUS_PASSWORD_FILE": str(layout.secret(secrets.BUS)),
+        "MESSAGEBUS_PASSWORD_FILE": str(layout.secret(BUS)),
     }
     if layout.tls:
         env |= {

@@ -44,6 +44,7 @@ class Folder:
 
     def write(self, layout: Layout) -> None:
         """Write all files that the parts read. State and secrets are kept, the rest is written anew."""
+        known = self.known()
         secrets.ensure(layout.secrets_dir)
         if layout.tls:
             files.write_certificates(layout)
@@ -54,19 +55,18 @@ class Folder:
             files.write_haproxy(layout)
         for node in layout.nodes:
             files.write_node(layout, node)
-            if self.known() is None:
+            if known is None:
                 genesis(node.agent_dir)
-        self._write_lists(layout)
+        if known is None or known.offset != layout.offset:
+            self._write_lists(layout)
         self.save(layout)
 
     def _write_lists(self, layout: Layout) -> None:
         """Write the list of a new cluster, or of one whose ports have moved."""
-        known = self.known()
-        if known is None or known.offset != layout.offset:
-            generation = self.consumer_list().generation + 1 if layout.list_file.exists() else 1
-            text = files.first_list(layout, generation).render()
-            for file in (layout.list_file, *(node.list_file for node in layout.nodes)):
-                file.write_text(text)
+        generation = self.consumer_list().generation + 1 if layout.list_file.exists() else 1
+        text = files.first_list(layout, generation).render()
+        for file in (layout.list_file, *(node.list_file for node in layout.nodes)):
+            file.write_text(text)
 
     def save(self, layout: Layout) -> None:
         write_whole(layout.inventory, files.inventory_toml(layout), mode=0o644)

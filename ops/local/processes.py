@@ -59,8 +59,9 @@ class Processes:
             inventory = load(layout.inventory)
             prepare_start(inventory.at(inventory.find_balancer(wanted.name)))
         if wanted.kind == "server":
-            watching.write(layout, self._server(wanted.name), files.client_env(layout))
-            servers.prepare(self._server(wanted.name))
+            server = _server(layout, wanted.name)
+            watching.write(layout, server, files.client_env(layout))
+            servers.prepare(server)
         if wanted.kind == "broker":
             # Passwords may have changed since it was made; a broker imports its users at every boot.
             files.write_definitions(layout, layout.node(wanted.name))
@@ -87,7 +88,7 @@ class Processes:
 
     def answers(self, wanted: Part) -> bool:
         if wanted.kind == "server":
-            return servers.serves(self._server(wanted.name))
+            return servers.serves(_server(self._folder.layout, wanted.name))
         return answers(wanted.address)
 
     def stop(self, layout: Layout, names: Iterable[str]) -> None:
@@ -141,7 +142,8 @@ class Processes:
 
     def movement(self, names: Iterable[str]) -> list[tuple[int, int]]:
         """Return for each part the size of its log and the processor time that it has used."""
-        found = [(self._folder.layout.log_file(name), self.find(name)) for name in names]
+        layout = self._folder.layout
+        found = [(layout.log_file(name), self.find(name)) for name in names]
         return [
             (log.stat().st_size if log.exists() else 0, one.cpu_ticks if one else 0)
             for log, one in found
@@ -162,9 +164,6 @@ class Processes:
         words = " | ".join([line for line in lines if line][-LOG_TAIL_LINES:])
         return f"{words or 'it wrote nothing'} ({log})"
 
-    def _server(self, name: str) -> Server:
-        return next(server for server in self._folder.layout.servers if server.name == name)
-
     def erl_call(self, name: str, expression: str, *, within_s: float) -> str:
         """Return what `erl_call` writes; "" where it cannot run, or takes longer.
 
@@ -183,3 +182,7 @@ class Processes:
             )
             return (done.stdout or done.stderr).decode(errors="replace").strip()
         return ""
+
+
+def _server(layout: Layout, name: str) -> Server:
+    return next(server for server in layout.servers if server.name == name)
