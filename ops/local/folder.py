@@ -58,15 +58,10 @@ class Folder:
             if known is None:
                 genesis(node.agent_dir)
         if known is None or known.offset != layout.offset:
-            self._write_lists(layout)
+            # A list without a state file is of a first start that was killed: no process has read it.
+            is_read = known is not None and layout.list_file.exists()
+            _write_lists(layout, self.consumer_list().generation + 1 if is_read else 1)
         self.save(layout)
-
-    def _write_lists(self, layout: Layout) -> None:
-        """Write the list of a new cluster, or of one whose ports have moved."""
-        generation = self.consumer_list().generation + 1 if layout.list_file.exists() else 1
-        text = files.first_list(layout, generation).render()
-        for file in (layout.list_file, *(node.list_file for node in layout.nodes)):
-            file.write_text(text)
 
     def save(self, layout: Layout) -> None:
         write_whole(layout.inventory, files.inventory_toml(layout), mode=0o644)
@@ -109,6 +104,13 @@ class Folder:
             yield
         finally:
             os.close(fd)
+
+
+def _write_lists(layout: Layout, generation: int) -> None:
+    """Write the list of a new cluster, or of one whose ports have moved."""
+    text = files.first_list(layout, generation).render()
+    for file in (layout.list_file, *(node.list_file for node in layout.nodes)):
+        file.write_text(text)
 
 
 def _try_lock(fd: int) -> bool:

@@ -23,6 +23,7 @@ from messagebus.topology import GATE
 from ops.errors import LocalFault
 from ops.local import files, secrets, servers
 from ops.local.certificates import Authority, issue_missing
+from ops.local.folder import Folder
 from ops.local.layout import (
     BALANCERS_MAX,
     BLOCK_SIZE,
@@ -259,6 +260,19 @@ def test_with_tls_agents_and_operators_know_their_certificates(tmp_path: Path) -
     assert inventory.tls.server_name == "bus.test"
     assert inventory.tls.files.faults() == []
     assert inventory.agent_url(inventory.brokers[0]) == "https://127.0.0.11:8081"
+
+
+def test_files_of_a_first_start_that_was_killed_are_written_again(tmp_path: Path) -> None:
+    layout, folder = Layout(dir=tmp_path, numbers=(1, 2)), Folder(tmp_path)
+    folder.write(layout)
+    layout.state_file.unlink()
+    layout.list_file.write_text("")
+    folder.write(layout)
+    assert folder.layout == layout
+    assert folder.consumer_list().generation == 1
+    moved = replace(layout, offset=100)
+    folder.write(moved)
+    assert folder.consumer_list() == files.first_list(moved, 2)
 
 
 def test_an_inventory_names_every_balancer(tmp_path: Path) -> None:
