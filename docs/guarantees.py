@@ -39,10 +39,10 @@ after messages that others got meanwhile. A publisher that lost its link may sto
 behind later ones; with partitions later messages wait for them.
 
 Not guaranteed: order across brokers without partitions; exactly-once delivery; anything about a broker
-whose disk is lost. After a kill these messages may be delivered twice: messages that were delivered and not
-yet acknowledged (*owed*), messages that the publisher had sent without an answer (*unknown*; the retry
-carries the same id), and messages that were acked without proof that the broker applied the ack (AMQP does
-not confirm acks). Audits list the three kinds separately.
+whose disk is lost. After a kill these messages may be delivered twice: messages that were delivered and are
+unacknowledged (audits call them *owed*), messages that the publisher had sent without an answer (*unknown*;
+the retry carries the same id), and messages that were acked without proof that the broker applied the ack
+(AMQP does not confirm acks). Audits list the three kinds separately.
 """
 
 

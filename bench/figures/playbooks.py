@@ -98,13 +98,15 @@ def figures_of(run: Run, events: Events, repeat: str) -> Iterator[Figure]:
     yield make("add.attach_s", what, run.attached_s, "s", (at_most, GOAL_ATTACH_S))
     missing = lost(events)
     on_disk = [row for row in missing if _lay_on_its_disk(row, run.killed)]
-    what = "Confirmed messages lost in all of these, but for what lay on the disk of the broker that died"
+    what = "Confirmed messages lost in all of these, except those stored on the disk of the broker that died"
     yield make("lost", what, len(missing) - len(on_disk), "messages", (at_most, 0))
     twice = doubled(events.delivered, until_ns=run.killed.at_ns)
     what = "Messages delivered twice while nobody is killed"
     yield make("doubled", what, twice, "messages", (at_most, 0))
     confirmed = sum(row["outcome"] == "confirmed" for row in events.published)
-    what = f"Dead broker replaced: confirmed messages that lay on its disk, of {confirmed:,} in the run"
+    what = (
+        f"Dead broker replaced: confirmed messages stored on its disk, of {confirmed:,} in the run"
+    )
     yield make("replace.on_disk", what, len(on_disk), "messages")
 
 
