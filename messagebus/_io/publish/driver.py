@@ -102,7 +102,7 @@ class PublishDriver:
         policy: any broker, without one. door: makes one that stands before that into memory. flushes: of
         the publisher's own driver, for another one of it.
         """
-        self._on_room = on_room
+        self._bus, self._config, self._wire, self.on_room = bus, config, wire, on_room
         self.policy = policy or AnyBroker()
         self.pending = PendingPublishes(
             messages_max=config.backlog_messages_max,
@@ -141,6 +141,19 @@ class PublishDriver:
         self.policy.bind(wire, self.links.on_list)
         self.memory = MemoryDoor(self, config)
         self.door: Door = self.memory if door is None else door(self)
+
+    def another(
+        self, policy: RoutePolicy, on_room: Callable[[], None] | None = None
+    ) -> PublishDriver:
+        """Create a further driver of its publisher, for another route. on_room: its own one, without."""
+        return PublishDriver(
+            self._bus,
+            self._config,
+            on_room or self.on_room,
+            self._wire,
+            policy=policy,
+            flushes=self.flushes,
+        )
 
     # Life.
     def start(self) -> None:
@@ -223,7 +236,7 @@ class PublishDriver:
                 self.is_woken = True
                 self._loop.call_later(BACKED_UP_S, self.pump)
         if has_sent:  # or was woken, by what has made room otherwise
-            self._on_room()
+            self.on_room()
 
     def _lingered(self) -> None:
         """Send a batch that has lingered long enough; `_send` arms the timer for the next one."""

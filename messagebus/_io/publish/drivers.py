@@ -61,8 +61,7 @@ class Drivers:
 
         Raises ConfigError for a spool's folder that cannot be used.
         """
-        self._bus, self._config, self._outgoing = bus, config, outgoing
-        self._on_room, self._wire = on_room, wire
+        self._bus, self._config, self._outgoing, self._wire = bus, config, outgoing, wire
         self.own = PublishDriver(
             bus, config, on_room, wire, door=self._spool_of(hooks) if config.spool else None
         )
@@ -103,9 +102,7 @@ class Drivers:
     def _make_redundant(self) -> RedundantDrivers:
         from messagebus._io.publish.redundant import RedundantDrivers
 
-        self.redundant = RedundantDrivers(
-            self.own, self._bus, self._config, self._on_room, self._wire
-        )
+        self.redundant = RedundantDrivers(self.own)
         return self.redundant
 
     def _adopt(self, address: Address, options: Options, items: list[Item]) -> str:
@@ -116,9 +113,7 @@ class Drivers:
         if topic in self._config.batch:
             return f"{topic} has partitions: batch is for topics without"
         if self.partitions is None:
-            self.partitions = Partitions(
-                self.own, self._bus, self._config, self._on_room, self._wire
-            )
+            self.partitions = Partitions(self.own, self._wire.topology())
         self._outgoing.partitioned(topic, int(options["partitions"]))
         self.partitions.adopt(topic, options, [i for i in items if not isinstance(i, PublishCopy)])
         if copies := [item for item in items if isinstance(item, PublishCopy)]:

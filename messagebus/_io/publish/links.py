@@ -124,7 +124,11 @@ class Links:
         link = self.current
         if link is None or not link.is_open or self.is_blocked:
             return False
-        return self._pending.unanswered_ms(now) < self.slowness.after_ms
+        return not self.is_slow(now)
+
+    def is_slow(self, now: int) -> bool:
+        """Return whether a publish has waited for its answer on the current link for confirm_slow_s."""
+        return self._pending.unanswered_ms(now) >= self.slowness.after_ms
 
     # Dials.
     def perform(self, actions: Iterable[Action]) -> None:
@@ -329,9 +333,7 @@ class Links:
         link.
         """
         slowness, slow_ms = self.slowness, self.slowness.after_ms
-        if self._policy.stays or now < slowness.until_ms:
-            return
-        if self._pending.unanswered_ms(now) < slow_ms:
+        if self._policy.stays or now < slowness.until_ms or not self.is_slow(now):
             return
         number = self.route.current or 0
         slowness.link, slowness.until_ms = number, now + 10 * slow_ms

@@ -31,10 +31,8 @@ from messagebus._io.publish.publishes import (
     Waiter,
     place_name,
 )
-from messagebus._io.wire import NEWS_WAIT_S, Wire, follow_homes
+from messagebus._io.wire import NEWS_WAIT_S, Topology, Wire, follow_homes
 from messagebus.broker import Broker, BrokerList
-from messagebus.clock import whole_ms
-from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.homes import (
     Chain,
     Home,
@@ -69,21 +67,13 @@ class HomeBroker:
 
     stays = ordered = sends_anywhere = True
 
-    def __init__(
-        self,
-        name: str,
-        first: PublishDriver,
-        bus: BusConfig,
-        config: PublisherConfig,
-        on_room: Callable[[], None],
-        wire: Wire,
-    ) -> None:
+    def __init__(self, name: str, first: PublishDriver, on_room: Callable[[], None]) -> None:
         """Make its driver. first: the publisher's own, whose consumer list it shares."""
-        self.name, self._slow_ms = name, whole_ms(config.confirm_slow_s)
+        self.name = name
         self.follower = first.policy.follower
         self.exchanges: set[str] = set()
         self._away_since_ms: int | None = now_ms()
-        self.driver = PublishDriver(bus, config, on_room, wire, policy=self, flushes=first.flushes)
+        self.driver = first.another(self, on_room)
 
     # The route.
     def bind(self, wire: Wire, on_list: Callable[[BrokerList], None]) -> None: ...
@@ -120,7 +110,7 @@ class HomeBroker:
         """Return whether it has had no link for AWAY_MS, or does not answer."""
         if self.is_linked:
             self._away_since_ms = None
-            return self.driver.pending.unanswered_ms(now) >= self._slow_ms
+            return self.driver.links.is_slow(now)
         if self._away_since_ms is None:
             self._away_since_ms = now
         return now - self._away_since_ms >= AWAY_MS
@@ -176,21 +166,11 @@ class _Topic:
 class Partitions:
     """The partitioned topics of one publisher, and the brokers of their homes."""
 
-    def __init__(
-        self,
-        first: PublishDriver,
-        bus: BusConfig,
-        config: PublisherConfig,
-        on_room: Callable[[], None],
-        wire: Wire,
-    ) -> None:
-        """Create it without a topic. first: the publisher's own driver. on_room: as of `PublishDriver`."""
-        self._first = first
-        self._make: Callable[[str], HomeBroker] = lambda name: HomeBroker(
-            name, first, bus, config, self._room, wire
-        )
-        self._on_room, self._share = on_room, max(1, config.backlog_messages_max // AWAY_SHARE)
-        self._topology, self._tasks, self._ending = wire.topology(), Tasks(), Tasks()
+    def __init__(self, first: PublishDriver, topology: Topology) -> None:
+        """Create it without a topic. first: the publisher's own driver."""
+        self._first, self._topology = first, topology
+        self._share = max(1, first.pending.messages_max // AWAY_SHARE)
+        self._tasks, self._ending = Tasks(), Tasks()
         self.brokers: dict[str, HomeBroker] = {}
         self._topics: dict[str, _Topic] = {}
         self._turn = itertools.count()
@@ -225,7 +205,7 @@ class Partitions:
     def _broker(self, home: Home, topic: str) -> HomeBroker:
         broker = self.brokers.get(home.broker)
         if broker is None:
-            broker = self.brokers[home.broker] = self._make(home.broker)
+            broker = self.brokers[home.broker] = HomeBroker(home.broker, self._first, self._room)
             broker.driver.start()
         broker.exchanges.add(f"{PARTS}{topic}")
         return broker
@@ -360,7 +340,7 @@ class Partitions:
     # Room and time.
     def _room(self) -> None:
         self._look()
-        self._on_room()
+        self._first.on_room()
 
     def _look(self) -> None:
         now = now_ms()

@@ -16,7 +16,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import cast
 
 from messagebus._io.amqp.properties import bare_shape
@@ -33,9 +32,7 @@ from messagebus._io.publish.publishes import (
     tell,
 )
 from messagebus._io.publish.routes import AnotherBroker
-from messagebus._io.wire import Wire
 from messagebus.clock import LogLimit
-from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import CONFIRMED, REFUSED, Item
 from messagebus.core.redundancy import NO_SECOND, PREFERRED, CopyEnd, PairEnd, end_of
 from messagebus.message import Message
@@ -142,20 +139,10 @@ class RedundantPublish(PublishCopy, Many):
 class RedundantDrivers:
     """The two drivers of one publisher, and the redundant publishes on their way."""
 
-    def __init__(
-        self,
-        first: PublishDriver,
-        bus: BusConfig,
-        config: PublisherConfig,
-        on_room: Callable[[], None],
-        wire: Wire,
-    ) -> None:
-        """Create them. first: the publisher's own driver, started. on_room: as of `PublishDriver`."""
+    def __init__(self, first: PublishDriver) -> None:
+        """Create them. first: the publisher's own driver, started."""
         self.first = first
         self.second: PublishDriver | None = None
-        self._make: Callable[[], PublishDriver] = lambda: PublishDriver(
-            bus, config, on_room, wire, policy=AnotherBroker(first), flushes=first.flushes
-        )
         self.redundant = self.downgraded = 0
         """Messages that two brokers confirmed, or one where two were preferred."""
         self.open = 0
@@ -252,7 +239,7 @@ class RedundantDrivers:
     # The second driver.
     def _begin(self) -> PublishDriver:
         self._used_ms = now_ms()
-        self.second = second = self._make()
+        self.second = second = self.first.another(AnotherBroker(self.first))
         for each in (self.first, second):
             each.on_displaced, each.links.on_adopted = self._displaced, self._adopted
         second.start()
