@@ -78,9 +78,14 @@ class Drivers:
     @property
     def all(self) -> tuple[PublishDriver, ...]:
         """All of them, its own first. Any thread may ask."""
-        redundant, partitions = self.redundant, self.partitions
-        drivers = (self.own,) if redundant is None else redundant.drivers
+        drivers, partitions = self._balanced, self.partitions
         return drivers if partitions is None else (*drivers, *partitions.drivers)
+
+    @property
+    def _balanced(self) -> tuple[PublishDriver, ...]:
+        """Those that do not stay with one broker, its own first. Any thread may ask."""
+        redundant = self.redundant
+        return (self.own,) if redundant is None else redundant.drivers
 
     # Publishes that need more than the publisher's own driver.
     def submit(
@@ -133,8 +138,7 @@ class Drivers:
     def waiting(self) -> tuple[int, int]:
         """Messages that wait in the fullest backlog of those, and bytes. Any thread may ask."""
         messages, size = (0, 0) if self.partitions is None else self.partitions.waiting()
-        redundant = self.redundant
-        drivers = (self.own,) if redundant is None else redundant.drivers
+        drivers = self._balanced
         return (
             max(messages, *(each.pending.waiting for each in drivers)),
             max(size, *(each.pending.waiting_bytes for each in drivers)),
@@ -197,14 +201,12 @@ class Drivers:
 
     def renew(self) -> None:
         """Dial anew through the balancer; homes stay."""
-        drivers = (self.own,) if self.redundant is None else self.redundant.drivers
-        for driver in drivers:
+        for driver in self._balanced:
             driver.links.renew()
 
     def put_forward(self, ms: int) -> None:
         """Advance the time by ms, for a bus in memory."""
-        drivers = (self.own,) if self.redundant is None else self.redundant.drivers
-        for driver in drivers:
+        for driver in self._balanced:
             driver.put_forward(ms)
 
     # Counts.
