@@ -26,12 +26,11 @@ from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.door import Door, MakeDoor, MemoryDoor
 from messagebus._io.publish.links import Links
-from messagebus._io.publish.publishes import Address, Publish, Sender, message_ids, tell
+from messagebus._io.publish.publishes import Publish, Sender, message_ids, tell
 from messagebus._io.publish.routes import AnyBroker, RoutePolicy
 from messagebus._io.wire import Wire
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import PUBLISHER_STOPPED, REFUSED, Entry, Item, PendingPublishes
-from messagebus.topology import Options
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -204,10 +203,6 @@ class PublishDriver:
         self.pending.close_batches()
         self.wake()
         return self.door.unsettled()
-
-    def on_partitioned(self, take: Callable[[Address, Options, list[Item]], str] | None) -> None:
-        """Have publishes of a topic with partitions taken over. take: returns why it takes none, or ""."""
-        self.destinations.on_partitioned = take
 
     # Sending.
     def wake(self) -> None:

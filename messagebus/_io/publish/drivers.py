@@ -68,7 +68,7 @@ class Drivers:
         self.redundant: RedundantDrivers | None = None
         self.partitions: Partitions | None = None
         if config.spool is None:
-            self.own.on_partitioned(self._adopt)
+            self.own.destinations.on_partitioned = self._adopt
 
     def _spool_of(self, hooks: HookChain | None) -> MakeDoor:
         from messagebus._io.publish.spool.door import DiskDoor
