@@ -24,6 +24,7 @@ from messagebus._io.loop import LoopThread, OneStop, is_interrupting, now_ms
 from messagebus._io.publish.door import Door
 from messagebus._io.publish.drivers import Drivers, refuse_batches
 from messagebus._io.publish.publishes import (
+    Call,
     Many,
     Outgoing,
     Target,
@@ -46,7 +47,7 @@ from messagebus.errors import (
 )
 from messagebus.handling import checked_grace
 from messagebus.hooks import Hooks
-from messagebus.message import NONE_GIVEN, Header, Message, Payload, given_options
+from messagebus.message import NONE_GIVEN, Header, Payload, given_options
 from messagebus.stats import RUNNING, Outcome, Published, PublisherStats, Status, why_not_running
 from messagebus.terminal import plural
 
@@ -102,22 +103,15 @@ def refuse_unconfirmed(target: Target) -> None:
 class _Submitted:
     """Publish of a thread, on its way to the loop."""
 
-    __slots__ = ("body", "deadline_ms", "message", "target", "waiter")
+    __slots__ = ("body", "call", "deadline_ms", "target", "waiter")
 
-    def __init__(
-        self,
-        target: Target,
-        body: bytes,
-        message: Message | None,
-        deadline_ms: int,
-        waiter: Waiter | Many | None,
-    ) -> None:
-        self.target, self.body, self.message = target, body, message
-        self.deadline_ms, self.waiter = deadline_ms, waiter
+    def __init__(self, call: Call, deadline_ms: int, waiter: Waiter | Many | None) -> None:
+        self.call, self.deadline_ms, self.waiter = call, deadline_ms, waiter
+        self.target, self.body, _message = call
 
     def hand_over(self, to: Drivers | Door, now: int) -> None:
         timeout_ms = max(1, self.deadline_ms - now)
-        publish = to.submit(self.target, self.body, self.message, timeout_ms, self.waiter)
+        publish = to.submit(self.call, timeout_ms, self.waiter)
         if isinstance(self.waiter, Many):
             self.waiter.add(publish)
 
@@ -582,24 +576,22 @@ class _Intake:
     # On any thread.
     def accept(
         self,
-        outgoing: tuple[Target, bytes, Message | None],
+        call: Call,
         timeout_s: float | None,
         waiter: Waiter | Many | None,
     ) -> None:
         """Accept a publish; wait for room. On the loop's own thread there is room at once, or BacklogFull."""
         if self._hooks is not None and not isinstance(waiter, Watched | Many):
-            target, body, message = outgoing
-            with self._hooks.accepting(target, body, message, waiter) as (message, watched):
-                self.accept((target, body, message), timeout_s, watched)
+            with self._hooks.accepting(call, waiter) as (call, watched):
+                self.accept(call, timeout_s, watched)
             return
-        target, body, message = outgoing
         timeout_ms = self._deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
-        submitted = _Submitted(target, body, message, now_ms() + timeout_ms, waiter)
+        submitted = _Submitted(call, now_ms() + timeout_ms, waiter)
         if os.getpid() != self._pid:  # before the lock, which no thread may be left to open
             raise Stopped("started in another process: start a publisher after fork, not before")
         with self._lock:
             self._check_running()
-            queue = self._redundant_queue if target.redundancy else self._queue
+            queue = self._redundant_queue if submitted.target.redundancy else self._queue
             if queue or not self._has_room(submitted):
                 waiting = _Waiting(submitted, queue)
             else:

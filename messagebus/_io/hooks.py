@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
-from messagebus._io.publish.publishes import Target, Waiter
+from messagebus._io.publish.publishes import Call, Target, Waiter
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
 from messagebus.stats import Durability, Outcome, Published
@@ -96,13 +96,12 @@ class HookChain:
         return message, Watched(self, destination, given, waiter)
 
     @contextmanager
-    def accepting(
-        self, target: Target, body: bytes, message: Message | None, waiter: Waiter | None
-    ) -> Iterator[tuple[Message, Watched]]:
+    def accepting(self, call: Call, waiter: Waiter | None) -> Iterator[tuple[Call, Watched]]:
         """Do as `publishing`, around the acceptance: the hooks also learn of messages not accepted."""
-        message, watched = self.publishing(target, body, message, waiter)
+        target, body, given = call
+        message, watched = self.publishing(target, body, given, waiter)
         try:
-            yield message, watched
+            yield (target, body, message), watched
         except BaseException as error:
             watched.refused(error)
             raise

@@ -18,6 +18,7 @@ from messagebus._io.loop import OneStop, Origin, now_ms
 from messagebus._io.publish.door import Door
 from messagebus._io.publish.drivers import Drivers, refuse_batches
 from messagebus._io.publish.publishes import (
+    Call,
     Ended,
     Many,
     Outgoing,
@@ -32,11 +33,8 @@ from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing
 from messagebus.core.pending import PendingPublishes
 from messagebus.errors import Stopped
-from messagebus.message import Message
 from messagebus.stats import RUNNING, Published, Status, why_not_running
 
-_Outgoing = tuple[Target, bytes, Message | None]
-"""A publish as `Outgoing.read` has it."""
 _Ticket = tuple[int, asyncio.Future[None]]
 """The place of a call among those that wait for room, and its wake-up."""
 
@@ -196,7 +194,7 @@ class Admission:
 
     # Publishes.
     def enter(
-        self, outgoing: _Outgoing, timeout_s: float | None, waiter: Waiter | Many | None
+        self, call: Call, timeout_s: float | None, waiter: Waiter | Many | None
     ) -> Ended | None:
         """Accept a publish now. None: it has to wait, or hooks see it first; `admit` is next.
 
@@ -205,13 +203,13 @@ class Admission:
         if not self._is_direct:
             self.check_running()
             return None
-        target, body, message = outgoing
+        target, body, _message = call
         timeout_ms = self._deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
         if target.redundancy:
             drivers = self.running()
             if self._others.tickets or not drivers.has_room(len(body)):
                 return None
-            return drivers.submit(target, body, message, timeout_ms, waiter)
+            return drivers.submit(call, timeout_ms, waiter)
         pending = self._pending  # its `has_room` inlined: a call less for each message
         waiting = pending.waiting
         if (
@@ -220,26 +218,25 @@ class Admission:
             or (waiting and pending.waiting_bytes + len(body) > pending.bytes_max)
         ):
             return None
-        return self._door.submit(target, body, message, timeout_ms, waiter)
+        return self._door.submit(call, timeout_ms, waiter)
 
     async def admit(
-        self, outgoing: _Outgoing, timeout_s: float | None, waiter: Waiter | Many | None
+        self, call: Call, timeout_s: float | None, waiter: Waiter | Many | None
     ) -> Ended:
         """Accept a publish, in its turn. Raises BacklogFull or Stopped."""
         if self._hooks is None:
-            return await self._admit(outgoing, timeout_s, waiter)
+            return await self._admit(call, timeout_s, waiter)
         assert not isinstance(waiter, Many)  # hooks learn of each publish
-        target, body, message = outgoing
-        with self._hooks.accepting(target, body, message, waiter) as (message, watched):
-            return await self._admit((target, body, message), timeout_s, watched)
+        with self._hooks.accepting(call, waiter) as (call, watched):
+            return await self._admit(call, timeout_s, watched)
 
     async def _admit(
-        self, outgoing: _Outgoing, timeout_s: float | None, waiter: Waiter | Many | None
+        self, call: Call, timeout_s: float | None, waiter: Waiter | Many | None
     ) -> Ended:
-        target, body, message = outgoing
+        target, body, _message = call
         drivers, lane = self.running(), self._others if target.redundancy else self._plain
         left_ms = await self._room(lane, len(body), timeout_s)
-        return drivers.submit(target, body, message, left_ms, waiter)
+        return drivers.submit(call, left_ms, waiter)
 
     async def admit_bundle(
         self, target: Target, bodies: list[bytes], timeout_s: float | None, many: Many

@@ -18,6 +18,7 @@ from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.publishes import (
     Bundle,
+    Call,
     Many,
     Publish,
     PublishCopy,
@@ -89,18 +90,8 @@ class Door(Protocol):
     def fault(self) -> str:
         """The reason why there is no room beside the backlog, "" where there is none to look for."""
 
-    def submit(
-        self,
-        target: Target,
-        body: bytes,
-        message: Message | None,
-        timeout_ms: int,
-        waiter: Waiter | Many | None,
-    ) -> Publish:
-        """Accept a publish without a bound: the caller has asked for room.
-
-        message: None for only a body. waiter: gets the end.
-        """
+    def submit(self, call: Call, timeout_ms: int, waiter: Waiter | Many | None) -> Publish:
+        """Accept a publish without a bound: the caller has asked for room. waiter: gets the end."""
 
     def submit_bundle(
         self, target: Target, bodies: list[bytes], size: int, timeout_ms: int, waiter: Many
@@ -164,14 +155,8 @@ class MemoryDoor:
         self._loop = asyncio.get_running_loop()
 
     # Accepting.
-    def submit(
-        self,
-        target: Target,
-        body: bytes,
-        message: Message | None,
-        timeout_ms: int,
-        waiter: Waiter | Many | None,
-    ) -> Publish:
+    def submit(self, call: Call, timeout_ms: int, waiter: Waiter | Many | None) -> Publish:
+        target, body, message = call
         if target.destination not in self._known:
             self.open(target)
         deadline_ms = time.monotonic_ns() // 1_000_000 + timeout_ms

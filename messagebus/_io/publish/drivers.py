@@ -17,11 +17,11 @@ from messagebus._io.publish.door import MakeDoor
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
     Address,
+    Call,
     Ended,
     Many,
     Outgoing,
     PublishCopy,
-    Target,
     Waiter,
 )
 from messagebus._io.wire import Wire
@@ -30,7 +30,6 @@ from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE, Item
 from messagebus.core.redundancy import PARTITIONED, REQUIRED
 from messagebus.errors import ConfigError, NotReady
-from messagebus.message import Message
 from messagebus.stats import PublisherStats
 from messagebus.topology import Options
 
@@ -88,21 +87,14 @@ class Drivers:
         return (self.own,) if redundant is None else redundant.drivers
 
     # Publishes that need more than the publisher's own driver.
-    def submit(
-        self,
-        target: Target,
-        body: bytes,
-        message: Message | None,
-        timeout_ms: int,
-        waiter: Waiter | Many | None,
-    ) -> Ended:
+    def submit(self, call: Call, timeout_ms: int, waiter: Waiter | Many | None) -> Ended:
         """Accept any publish without a bound: the caller has asked for room. As `Door.submit`."""
-        if not target.redundancy:
-            return self.own.door.submit(target, body, message, timeout_ms, waiter)
-        if self.partitions is not None and target.redundancy == PARTITIONED:
-            return self.partitions.submit(target, body, message, timeout_ms, waiter)
-        redundant = self.redundant or self._make_redundant()
-        return redundant.submit(target, body, message, timeout_ms, waiter)
+        redundancy = call[0].redundancy
+        if not redundancy:
+            return self.own.door.submit(call, timeout_ms, waiter)
+        if self.partitions is not None and redundancy == PARTITIONED:
+            return self.partitions.submit(call, timeout_ms, waiter)
+        return (self.redundant or self._make_redundant()).submit(call, timeout_ms, waiter)
 
     def _make_redundant(self) -> RedundantDrivers:
         from messagebus._io.publish.redundant import RedundantDrivers

@@ -25,6 +25,7 @@ from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
     Address,
+    Call,
     Many,
     Publish,
     Target,
@@ -44,7 +45,6 @@ from messagebus.core.homes import (
 )
 from messagebus.core.pending import DEADLINE_PASSED, NO_READER, UNROUTABLE, Item
 from messagebus.destination import PARTS
-from messagebus.message import Message
 from messagebus.stats import Durability
 from messagebus.topology import Options
 
@@ -296,15 +296,9 @@ class Partitions:
         own = topic.targets[partition][content_type] = Target(address, content_type)
         return own
 
-    def submit(
-        self,
-        target: Target,
-        body: bytes,
-        message: Message | None,
-        timeout_ms: int,
-        waiter: Waiter | Many | None,
-    ) -> Publish:
+    def submit(self, call: Call, timeout_ms: int, waiter: Waiter | Many | None) -> Publish:
         """Accept a publish without a bound: the caller has asked for room. As `Door.submit`."""
+        target, body, message = call
         topic, key = self._topics[target.address.name], "" if message is None else message.key
         number = crc32(key.encode()) if key else next(self._turn)  # `_place` inlined
         partition = number % topic.count
@@ -322,7 +316,7 @@ class Partitions:
                 return memory.refuse(publish, f"{away}, and {self._share} wait")
             if not pending.has_room(len(body) + 1, 2):
                 self.crowded = broker
-        return memory.submit(own, body, message, timeout_ms, waiter)
+        return memory.submit((own, body, message), timeout_ms, waiter)
 
     def away_home(self, topic: str, key: str) -> str:
         """Return the home that keeps this key from going out, because it is away; "" for none.

@@ -96,9 +96,7 @@ class Outgoing:
         """Return the name that hooks get: ``orders``, ``queue:jobs``. Raises NameInvalid."""
         return str(parse_destination(destination) if isinstance(destination, str) else destination)
 
-    def read(
-        self, destination: Destination | str, payload: Payload, given: Given
-    ) -> tuple[Target, bytes, Message | None]:
+    def read(self, destination: Destination | str, payload: Payload, given: Given) -> Call:
         """Return the target, the body, and the message unless it is nothing but a body.
 
         Raises NameInvalid, MessageInvalid, or ConfigError for redundancy without confirms or beside a spool.
@@ -258,6 +256,10 @@ class Target:
         )
         self.durability = address.durability
         self.confirms = self.durability is not Durability.NONE
+
+
+Call = tuple[Target, bytes, Message | None]
+"""One call of a publisher: target, body, and the message unless it is nothing but that body."""
 
 
 class Targets:

@@ -23,6 +23,7 @@ from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.door import encode_publish
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
+    Call,
     Many,
     PublishCopy,
     Shape,
@@ -35,7 +36,6 @@ from messagebus._io.publish.routes import AnotherBroker
 from messagebus.clock import LogLimit
 from messagebus.core.pending import CONFIRMED, REFUSED, Item
 from messagebus.core.redundancy import NO_SECOND, PREFERRED, CopyEnd, PairEnd, end_of
-from messagebus.message import Message
 from messagebus.stats import CONFIRMED_OUTCOME, Durability, Outcome, Published
 
 log = logging.getLogger("messagebus.publisher")
@@ -164,15 +164,9 @@ class RedundantDrivers:
         return (self.first,) if self.second is None else (self.first, self.second)
 
     # Accepting.
-    def submit(
-        self,
-        target: Target,
-        body: bytes,
-        message: Message | None,
-        timeout_ms: int,
-        waiter: Waiter | Many | None,
-    ) -> RedundantPublish:
+    def submit(self, call: Call, timeout_ms: int, waiter: Waiter | Many | None) -> RedundantPublish:
         """Accept a publish without a bound: the caller has asked for room. As `Door.submit`."""
+        target, body, message = call
         now = self._used_ms = time.monotonic_ns() // 1_000_000
         deadline_ms, redundancy = now + timeout_ms, target.redundancy
         first, second = self.first, self.second or self._begin()

@@ -28,7 +28,7 @@ from typing import cast
 from messagebus._io.hooks import HookChain
 from messagebus._io.loop import now_ms
 from messagebus._io.publish.door import Sending, SpoolCounts, encode_publish
-from messagebus._io.publish.publishes import Bundle, Many, Publish, Target, Waiter
+from messagebus._io.publish.publishes import Bundle, Call, Many, Publish, Target, Waiter
 from messagebus._io.publish.spool.keeper import Keeper
 from messagebus._io.publish.spool.records import Records, name_of
 from messagebus._io.publish.spool.replayer import REPLAY_MESSAGES, Replayed, Replayer
@@ -37,7 +37,6 @@ from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing
 from messagebus.core.pending import CONFIRMED, Item
-from messagebus.message import Message
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -97,16 +96,10 @@ class DiskDoor:
         """The reason why the disk takes nothing, "" where it does."""
         return self._writer.fault
 
-    def submit(
-        self,
-        target: Target,
-        body: bytes,
-        message: Message | None,
-        timeout_ms: int,
-        waiter: Waiter | Many | None,
-    ) -> Publish:
+    def submit(self, call: Call, timeout_ms: int, waiter: Waiter | Many | None) -> Publish:
+        target, body, message = call
         if self._is_plain or not self._goes_to_disk(target):
-            return self._memory.submit(target, body, message, timeout_ms, waiter)
+            return self._memory.submit(call, timeout_ms, waiter)
         message_id = (message.message_id if message else "") or next(self._driver.ids)
         publish = Publish(message_id, target, body, None, now_ms() + timeout_ms, waiter)
         try:
