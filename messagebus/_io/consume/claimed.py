@@ -23,7 +23,7 @@ from typing import Any
 
 from messagebus._io.consume.dedup import id_and_age
 from messagebus._io.consume.link_order import LinkOrder
-from messagebus._io.consume.ordered import received_ns_of
+from messagebus._io.consume.ordered import Ordered, received_ns_of
 from messagebus._io.consume.plain import Plain
 from messagebus._io.consume.stage import BehindClaims
 from messagebus._io.consume.turns import StoreTurns
@@ -258,7 +258,7 @@ class RunClaims:
             self.talk()
 
     def keep_all(self) -> None:
-        """Hold all copies, bounded by the prefetch: one at the end of the queue would be overtaken."""
+        """Hold all copies, bounded by the prefetch: one at the end of its queue would be overtaken."""
         self.machine.keep_all()
 
     def lapse(self) -> None:
@@ -318,7 +318,7 @@ class Claimed:
         self,
         dedup: Dedup,
         source: Source,
-        behind: BehindClaims,
+        behind: Ordered | Plain,
         plain: Plain,
         *,
         chain: HookChain | None,
@@ -327,7 +327,8 @@ class Claimed:
         on_back: Callable[[], None],
         timeout_s: int,
     ) -> None:
-        self._behind, self._plain = behind, plain
+        self._behind: BehindClaims = behind
+        self._plain = plain
         self._chain, self._on_turn, self._on_ready = chain, on_turn, on_ready
         self.claims = claims = RunClaims(
             dedup,
@@ -338,6 +339,8 @@ class Claimed:
             timeout_s=timeout_s,
         )
         behind.claimed_by(claims)
+        if behind.has_lanes:
+            claims.keep_all()
         # Of `take`, through which each delivery passes.
         self._take_next, self._may_start = behind.take, claims.machine.may_start
         self._held, self._without_id = claims.held, claims.without_id
@@ -346,6 +349,7 @@ class Claimed:
     def keep_order(self) -> None:
         """Hand out in the order of each link, whatever is granted first. Of a single active consumer."""
         self._behind = LinkOrder(self._plain, self.claims)
+        self.claims.keep_all()
 
     # The application's side.
     def take(self) -> Delivery | None:
@@ -418,10 +422,10 @@ class Claimed:
         found = [one for one in both if one is not None]
         return min(found, key=received_ns_of, default=None)
 
-    def holds(self, ledger: Ledger, unclaimed: bool = False) -> bool:
+    def holds(self, ledger: Ledger) -> bool:
         return self._behind.holds(ledger, bool(self.claims.pending.get(ledger)))
 
-    def buffered(self, unclaimed: int = 0) -> int:
+    def buffered(self) -> int:
         return self._behind.buffered(sum(map(len, self.claims.pending.values())))
 
     def _is_next(self, delivery: Delivery) -> bool:

@@ -28,14 +28,8 @@ class LinkOrder:
 
     def __init__(self, behind: Plain, claims: Claiming) -> None:
         self._behind, self._claims = behind, claims
-        self.take, self.ack, self.arrived = behind.take, behind.ack, behind.arrived
-        self.nack, self.retry, self.park = behind.nack, behind.retry, behind.park
         self.put_back, self.never_seen = behind.put_back, behind.never_seen
         self._waiting: dict[Ledger, dict[Delivery, int]] = {}
-        claims.keep_all()
-
-    def claimed_by(self, claims: Claiming) -> None:
-        self._claims = claims
 
     # Events.
     def entered(self, deliveries: Sequence[Delivery]) -> None:

@@ -274,9 +274,9 @@ class Ordered:
         return self._behind.buffered(self.keyed.waiting)
 
     def claimed_by(self, claims: Claiming) -> None:
+        """Let deliveries out only as they are granted. Called before anything arrives."""
         self._claims = claims
         self.keyed = self._lanes(claims=True)
-        claims.keep_all()
         self._behind.claimed_by(claims)
 
     # Rests.

@@ -196,7 +196,6 @@ class Plain:
             if then is not None:
                 then(delivery)
             return False
-        self._claims.settled(delivery)
         settled = functools.partial(self._claims.parked, delivery)
         headers = park_headers(delivery, reason, "")
 
@@ -258,6 +257,7 @@ class Plain:
         return unclaimed + self._fanin.buffered
 
     def claimed_by(self, claims: Claiming) -> None:
+        """Report to these claims from now on. Called before anything arrives."""
         self._claims = claims
 
 

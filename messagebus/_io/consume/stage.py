@@ -27,10 +27,40 @@ from messagebus.core.deliveries import Ledger
 from messagebus.message import Delivery, Header
 
 
-class Stage(Protocol):
+class Waiting(Protocol):
+    """Deliveries that wait in a stage, or are held by the application."""
+
+    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Hand out next, in this order, the deliveries taken last, which nobody has seen."""
+
+    def never_seen(self, deliveries: Sequence[Delivery]) -> None:
+        """Take note of deliveries that were taken, whose link has ended, and that nobody will answer."""
+
+    def withdrawn(
+        self, ledger: Ledger, taken: Sequence[Delivery] = (), *, is_lost: bool = False
+    ) -> list[Delivery]:
+        """Take out what waits of a link, and return it. taken: goes with it, handed out and never seen.
+
+        is_lost: the link has ended; what the application holds of it counts no more.
+        """
+
+    def oldest(self, ledger: Ledger) -> Delivery | None:
+        """Return the delivery of a link that has waited longest unseen; None when there is none."""
+
+    def holds(self, ledger: Ledger) -> bool:
+        """Return whether deliveries of a link wait here, or are held by the application."""
+
+    def buffered(self) -> int:
+        """Return the number of deliveries that wait."""
+
+
+class Stage(Waiting, Protocol):
     """One stage. False of an answer: it is stale, and counted: its link has ended, or it was answered."""
 
-    # The application's side.
+    @property
+    def arrived(self) -> Callable[[Ledger, Sequence[Delivery]], None]:
+        """Takes the deliveries of one read of a link, at least one."""
+
     @property
     def take(self) -> Callable[[], Delivery | None]:
         """Returns the next delivery; None when there is none or the application holds enough."""
@@ -50,45 +80,16 @@ class Stage(Protocol):
     async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
         """Put a delivery into the parking queue, with these headers. The caller may be cancelled."""
 
-    def put_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand out next, in this order, the deliveries taken last, which nobody has seen."""
 
-    def never_seen(self, deliveries: Sequence[Delivery]) -> None:
-        """Take note of deliveries that were taken, whose link has ended, and that nobody will answer."""
+class BehindClaims(Waiting, Protocol):
+    """A stage that may stand behind `Claimed`: it gets deliveries when their claims are stored.
 
-    # The links' side.
-    @property
-    def arrived(self) -> Callable[[Ledger, Sequence[Delivery]], None]:
-        """Takes the deliveries of one read of a link, at least one."""
-
-    def withdrawn(
-        self, ledger: Ledger, taken: Sequence[Delivery] = (), *, is_lost: bool = False
-    ) -> list[Delivery]:
-        """Take out what waits of a link, and return it. taken: goes with it, handed out and never seen.
-
-        is_lost: the link has ended; what the application holds of it counts no more.
-        """
-
-    # Questions. unclaimed: of deliveries that wait for their claims in the stage before.
-    def oldest(self, ledger: Ledger) -> Delivery | None:
-        """Return the delivery of a link that has waited longest unseen; None when there is none."""
-
-    def holds(self, ledger: Ledger, unclaimed: bool = False) -> bool:
-        """Return whether deliveries of a link wait here, or are held by the application."""
-
-    def buffered(self, unclaimed: int = 0) -> int:
-        """Return the number of deliveries that wait."""
-
-
-class BehindClaims(Stage, Protocol):
-    """A stage that may stand behind `Claimed`: it gets deliveries when their claims are stored."""
+    unclaimed: of deliveries that wait for their claims in the stage before.
+    """
 
     @property
     def has_lanes(self) -> bool:
         """True when deliveries may wait here for others: it gets `entered` and `answered` then."""
-
-    def claimed_by(self, claims: Claiming) -> None:
-        """Let deliveries out only as they are granted. Called before anything arrives."""
 
     def entered(self, deliveries: Sequence[Delivery]) -> None:
         """Take note of deliveries that have arrived and will be granted."""
@@ -108,6 +109,12 @@ class BehindClaims(Stage, Protocol):
     def is_next(self, delivery: Delivery) -> bool:
         """Return whether a delivery would go to the application if it were granted."""
 
+    def holds(self, ledger: Ledger, unclaimed: bool = False) -> bool:
+        """Return whether deliveries of a link wait, or are held by the application."""
+
+    def buffered(self, unclaimed: int = 0) -> int:
+        """Return the number of deliveries that wait."""
+
 
 class Claiming(Protocol):
     """The claims on the messages of a consumer, as far as the stages behind `Claimed` deal with them."""
@@ -120,9 +127,6 @@ class Claiming(Protocol):
 
     async def parked(self, delivery: Delivery, stored: bool) -> None:
         """Tell that a copy is in the parking queue, and return when the store knows. stored: it is."""
-
-    def settled(self, delivery: Delivery) -> None:
-        """Note that a delivery waits for no claim any more."""
 
     def dropped(self, deliveries: Iterable[Delivery]) -> None:
         """Give the claims up of deliveries that go back unseen, or whose link has ended."""
@@ -148,9 +152,6 @@ class Claiming(Protocol):
     def look_again(self) -> None:
         """Take note that other deliveries may be the next of their lanes."""
 
-    def keep_all(self) -> None:
-        """Hold all copies: one at the end of its queue would be overtaken."""
-
     def overran(self, deliveries: list[Delivery]) -> None:
         """Keep the claims of a run that goes on: its answer follows."""
 
@@ -168,9 +169,6 @@ class NoClaims:
         pass
 
     async def parked(self, delivery: Delivery, stored: bool) -> None:
-        pass
-
-    def settled(self, delivery: Delivery) -> None:
         pass
 
     def dropped(self, deliveries: Iterable[Delivery]) -> None:
@@ -195,9 +193,6 @@ class NoClaims:
         pass
 
     def look_again(self) -> None:
-        pass
-
-    def keep_all(self) -> None:
         pass
 
     def overran(self, deliveries: list[Delivery]) -> None:
