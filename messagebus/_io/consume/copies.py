@@ -33,7 +33,7 @@ from messagebus.clock import wall_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.deliveries import Ledger
 from messagebus.destination import Delay, Source, Subscription, delay_step
-from messagebus.message import Delivery, Header
+from messagebus.message import NO_HEADERS, Delivery, Header
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import printable
 
@@ -271,9 +271,33 @@ class CopiedAnswers:
         """Have an answer given, whatever becomes of the caller."""
         self._tasks.spawn(answering)
 
-    def begin_again(self, ledger: Ledger, tag: int, part: int, original: Original) -> None:
-        """Answer a claimed delivery by a copy at the end of its queue."""
-        self.begin(self.given(self.copies.again(original, {}, is_live(ledger)), ledger, tag, part))
+    def begin_again(
+        self,
+        ledger: Ledger,
+        tag: int,
+        part: int,
+        original: Original,
+        headers: Mapping[str, Header] = NO_HEADERS,
+        *,
+        delay_ms: int = 0,
+    ) -> None:
+        """Answer a claimed delivery by a copy at the end of its queue, after this delay."""
+        copying = self.copies.again(original, headers, is_live(ledger), delay_ms=delay_ms)
+        self.begin(self.given(copying, ledger, tag, part))
+
+    def begin_park(
+        self,
+        ledger: Ledger,
+        tag: int,
+        part: int,
+        original: Original,
+        reason: str,
+        *,
+        may_reject: bool = True,
+    ) -> None:
+        """Answer a claimed delivery by a copy in the parking queue. may_reject: as of `given`."""
+        copying = self.copies.park(original, {PARK_REASON: reason}, is_live(ledger))
+        self.begin(self.given(copying, ledger, tag, part, may_reject=may_reject))
 
     async def given(
         self,

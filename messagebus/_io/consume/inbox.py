@@ -35,7 +35,7 @@ from messagebus._io.amqp.properties import (
     read_message_id,
     read_stamp_ms,
 )
-from messagebus._io.consume.copies import PARK_REASON, CopiedAnswers, Original, is_live
+from messagebus._io.consume.copies import CopiedAnswers, Original
 from messagebus._io.consume.way import Way
 from messagebus._io.loop import Tasks
 from messagebus.clock import wall_ms
@@ -239,23 +239,16 @@ class Inbox:
             return False
         ledger.delivered([tag])
         if ledger.claim(tag, 0):
-            original, wanted, copies = (
-                Original.read(raw, body),
-                is_live(ledger),
-                self._answers.copies,
-            )
+            original, answers = Original.read(raw, body), self._answers
             if early is not None:
                 marks = {TTL_HEADER: early.ttl_ms}
-                copying = copies.again(original, marks, wanted, delay_ms=early.rest_ms)
+                answers.begin_again(ledger, tag, 0, original, marks, delay_ms=early.rest_ms)
             else:
                 reason = STRANGE_DEATHS if strange else "expired"
                 if raw == TOO_LONG:
                     reason = HEADERS_TOO_LONG
                     log.error("headers too long broker=%s source=%s", ledger.broker, self._source)
-                copying = copies.park(original, {PARK_REASON: reason}, wanted)
-            self._answers.begin(
-                self._answers.given(copying, ledger, tag, 0, may_reject=not strange)
-            )
+                answers.begin_park(ledger, tag, 0, original, reason, may_reject=not strange)
         return True
 
     def _parts(
@@ -291,9 +284,8 @@ class Inbox:
         self._counters.batches_damaged += 1
         ledger.delivered([tag])
         if ledger.claim(tag, 0):
-            headers = {PARK_REASON: f"damaged batch: {reason}"}
-            parking = self._answers.copies.park(Original.read(raw, body), headers, is_live(ledger))
-            self._answers.begin(self._answers.given(parking, ledger, tag, 0))
+            original = Original.read(raw, body)
+            self._answers.begin_park(ledger, tag, 0, original, f"damaged batch: {reason}")
 
     # Giving back untouched.
     @property

@@ -19,13 +19,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from messagebus._io.consume.copies import (
-    PARK_REASON,
-    CopiedAnswers,
-    Original,
-    Then,
-    is_live,
-)
+from messagebus._io.consume.copies import CopiedAnswers, Original, Then, is_live
 from messagebus._io.consume.stage import Claiming, NoClaims
 from messagebus.core.deliveries import FanIn, Ledger
 from messagebus.handling import park_headers
@@ -101,9 +95,7 @@ class Plain:
         if part and requeue:
             self._answers.begin_again(ledger, tag, part, Original.of(delivery))
         elif part:
-            reason: dict[str, Header] = {PARK_REASON: "rejected"}
-            copying = self._answers.copies.park(Original.of(delivery), reason, is_live(ledger))
-            self._answers.begin(self._answers.given(copying, ledger, tag, part))
+            self._answers.begin_park(ledger, tag, part, Original.of(delivery), "rejected")
         return True
 
     async def retry(
@@ -214,9 +206,8 @@ class Plain:
         """Have a delivery come again after this time, as it is, without counting an attempt."""
         ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
         if ledger.claim(tag, part):
-            again = self._answers.copies.again
-            copying = again(Original.of(delivery), {}, is_live(ledger), delay_ms=delay_ms)
-            self._answers.begin(self._answers.given(copying, ledger, tag, part))
+            original = Original.of(delivery)
+            self._answers.begin_again(ledger, tag, part, original, delay_ms=delay_ms)
 
     def withdrawn(
         self, ledger: Ledger, taken: Sequence[Delivery] = (), *, is_lost: bool = False
