@@ -385,8 +385,7 @@ class AsyncConsumer:
     @property
     def registered(self) -> bool:
         """True when the registration is complete, as `Consumer.registered`."""
-        registration = None if self._driver is None else self._driver.registering.registration
-        return registration is not None and registration.complete
+        return self._driver is not None and self._driver.registering.is_complete
 
     async def start(
         self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S

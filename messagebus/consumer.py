@@ -199,8 +199,7 @@ class Consumer:
     @property
     def registered(self) -> bool:
         """True when the registration is complete: every message confirmed since reaches this subscription."""
-        registration = None if self._driver is None else self._driver.registering.registration
-        return registration is not None and registration.complete
+        return self._driver is not None and self._driver.registering.is_complete
 
     def start(self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
         """Register the subscription and attach to the brokers in the background.
