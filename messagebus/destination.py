@@ -32,6 +32,7 @@ __all__ = [
     "Subscription",
     "Topic",
     "delay_step",
+    "expires",
     "parse_destination",
 ]
 
@@ -381,6 +382,12 @@ Destination = Topic | Queue
 """Target of a publish."""
 Source = Subscription | Queue
 """Source of deliveries."""
+
+
+def expires(source: object) -> bool:
+    """Return whether a source is deleted when it has no consumer for a while: it has no parking queue."""
+    return isinstance(source, Subscription) and source.expires_s > 0
+
 
 _PREFIXES: dict[str, type[Topic] | type[Queue]] = {
     "topic:": Topic,

@@ -23,7 +23,7 @@ from messagebus.admin import directory
 from messagebus.clock import wall_ms
 from messagebus.config import BusConfig
 from messagebus.core.parking import UNDELIVERED, Choice, Facts, Parked
-from messagebus.destination import Queue, Source, Subscription
+from messagebus.destination import Queue, Source, Subscription, expires
 from messagebus.errors import ConfigError, LinkError, MessageBusError, NameInvalid, TopologyError
 from messagebus.handling import checked_most
 from messagebus.terminal import did_you_mean
@@ -334,7 +334,7 @@ class _Work:
                     hint = did_you_mean(name, known)
                     self.faults[name] = f"there is no such subscription or queue{hint}"
             return [known[str(each)] for each in self._names if str(each) in known]
-        return [each for _, each in sorted(known.items()) if not _expires(each)]
+        return [each for _, each in sorted(known.items()) if not expires(each)]
 
     async def ready(self, broker: str, sources: Sequence[Parked]) -> dict[Parked, int]:
         """Count messages in parking queues there; {} with a fault when the broker does not say."""
@@ -516,10 +516,6 @@ def _source(name: str | Source) -> Parked:
             f"{name}: a subscription is TOPIC/NAME, a queue is queue:NAME; or {UNDELIVERED}"
         )
     return parsed
-
-
-def _expires(source: Parked) -> bool:
-    return isinstance(source, Subscription) and source.expires_s > 0
 
 
 def _before(now_ms: int, seconds: float | None) -> int | None:

@@ -51,6 +51,7 @@ INSIDE = {
         "NAME_BYTES_MAX",
         "Delay",
         "delay_step",
+        "expires",
         "parse_destination",
     },
     "messagebus.errors": {

@@ -32,7 +32,7 @@ from messagebus.bodies import BINARY
 from messagebus.clock import wall_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.deliveries import Ledger
-from messagebus.destination import Delay, Source, Subscription, delay_step
+from messagebus.destination import Delay, Source, delay_step, expires
 from messagebus.message import NO_HEADERS, Delivery, Header
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import printable
@@ -125,11 +125,6 @@ class Copies:
         self._parking = Target(Address.queue(parking, kept), BINARY)
         self._later: dict[Delay, Target] = {}
 
-    @property
-    def can_park(self) -> bool:
-        """False for an expiring subscription: no message of it outlives it."""
-        return not (isinstance(self._source, Subscription) and self._source.expires_s)
-
     async def again(
         self,
         original: Original,
@@ -146,7 +141,7 @@ class Copies:
         self, original: Original, headers: Mapping[str, Header], wanted: Callable[[], bool]
     ) -> Stored:
         """Copy to the parking queue of its source."""
-        if not self.can_park:
+        if expires(self._source):  # no message of it outlives it
             return Stored.CANNOT
         return await self._copy(original, headers, self._parking, wanted)
 

@@ -42,7 +42,7 @@ from messagebus.clock import wall_ms
 from messagebus.core.deliveries import Ledger, Ledgers
 from messagebus.core.headers import DEATH_MARK, has_strange_deaths
 from messagebus.core.parking import TTL_HEADER, is_late, read_early
-from messagebus.destination import Source, Subscription
+from messagebus.destination import Source, expires
 from messagebus.message import Delivery
 from messagebus.topology import Options
 
@@ -85,7 +85,7 @@ class Inbox:
         self, source: Source, way: Way, answers: CopiedAnswers, on_turn: Callable[[], None]
     ) -> None:
         self._source, self._way, self._answers, self._on_turn = source, way, answers, on_turn
-        self._has_parking = not (isinstance(source, Subscription) and source.expires_s)
+        self._has_parking = not expires(source)
         self._counters = way.counters
         self.delivered: dict[str, int] = {}
         """Count of deliveries since the start, by broker."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from messagebus._io.amqp.link import TOO_LATE
 from messagebus._io.loop import Conditions, Tasks
 from messagebus._io.wire import Registration, Topology
-from messagebus.destination import Source, Subscription
+from messagebus.destination import Source, Subscription, expires
 from messagebus.errors import (
     LoginRefused,
     MessageBusError,
@@ -111,8 +111,7 @@ class Registering:
 
     def _look(self, found: Registration) -> None:
         """Look whether the source is new; hand its options on."""
-        expires = isinstance(self._source, Subscription) and self._source.expires_s
-        if str(self._source) in found.created and not expires:
+        if str(self._source) in found.created and not expires(self._source):
             told = "it did not exist before: check the name"
             log.warning("created source=%s reason=%r", self._source, told)
         options = found.options.get(str(self._source), {})
