@@ -128,7 +128,6 @@ class PendingPublishes:
         self.ended = dict.fromkeys((CONFIRMED, REFUSED, UNROUTABLE, UNKNOWN, SPOOLED), 0)
         """Messages settled so far, by outcome."""
         self._windows: dict[int, ConfirmWindow[Entry]] = {}
-        self._current: int | None = None
         self.current: ConfirmWindow[Entry] | None = None
         """The window of the current link."""
         self.seals = False
@@ -356,7 +355,6 @@ class PendingPublishes:
         self.current = self._windows[link] = ConfirmWindow(
             messages_max=self._window, bytes_max=self._window_bytes_max
         )
-        self._current = link
 
     def link_lost(
         self, link: int, now_ms: int, reason: str = "", *, refused: bool = False
@@ -367,10 +365,10 @@ class PendingPublishes:
         of its messages tried by itself, before any of them is refused.
         """
         window = self._windows.pop(link, None)
-        if self._current == link:
-            self._current = self.current = None
         if window is None:
             return []
+        if window is self.current:
+            self.current = None
         entries = window.abandon()
         if refused and entries == [self._alone]:
             self._split(entries[0], now_ms)
@@ -604,7 +602,7 @@ class PendingPublishes:
         self._forget_settled()
         # All has its end, also what would go out again first: see `ordered`.
         self._windows.clear()
-        self._current = self.current = None
+        self.current = None
         for queue in (self._backlog, *(state.held for state in self._destinations.values())):
             queue.clear()
         self.waiting = self.waiting_bytes = 0
