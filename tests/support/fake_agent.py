@@ -25,7 +25,7 @@ from messagebus.topology import GATE
 __all__ = ["CLIENT", "FakeAgent", "FakeBroker", "fake_agent", "fake_broker"]
 
 CLIENT = b"a client, not a check\n"
-"""What a client of a FakeBroker sends first; it is sent back, as long as the connection lives."""
+"""First bytes of a client of a FakeBroker; they are sent back, as long as the connection lives."""
 
 START = pika.frame.Method(
     0,

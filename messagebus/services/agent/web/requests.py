@@ -1,4 +1,4 @@
-"""What requests to the agent say, read and bounded, and the answers that several of its routes give."""
+"""Fields of requests to the agent, read and bounded, and the answers that several of its routes give."""
 
 from __future__ import annotations
 

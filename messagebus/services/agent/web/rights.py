@@ -1,4 +1,4 @@
-"""Who calls, and what that caller may do: operators by their token, applications by their login."""
+"""Callers and their rights: operators by their token, applications by their login."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which policies lose messages of the library's queues."""
+"""Policies that have a broker lose messages of the library's queues, among all policies."""
 
 from __future__ import annotations
 
