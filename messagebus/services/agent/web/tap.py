@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import suppress
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -31,6 +31,7 @@ from messagebus.errors import LinkError, LinkLost, MessageBusError, NameInvalid
 from messagebus.numbers import read_whole
 from messagebus.services.agent.topology.register import Entry
 from messagebus.services.agent.web.login import REMEMBERED_S, Judged
+from messagebus.services.agent.web.requests import error
 from messagebus.topology import Wanted, parse_wanted
 
 log = logging.getLogger("messagebus.agent")
@@ -77,9 +78,9 @@ class Taps:
                 length = read_whole(query.get("length_max", LENGTH), 1, LENGTH_MAX)
                 rate = read_whole(query.get("rate_max", RATE), 1, RATE_MAX)
             except (NameInvalid, ValueError) as fault:
-                return _error(400, str(fault))
+                return error(400, str(fault))
             if not isinstance(topic, Topic):
-                return _error(400, f"{topic}: a tap is of a topic")
+                return error(400, f"{topic}: a tap is of a topic")
             readable = dict[str, Wanted]()
             for name, entry in entries().items():
                 wanted = parse_wanted(name) if entry.alive else None
@@ -89,10 +90,10 @@ class Taps:
             if isinstance(judged, Response):
                 return judged
             if not readable:
-                return _error(404, f"no subscription of topic {topic}: nobody may read it")
+                return error(404, f"no subscription of topic {topic}: nobody may read it")
             if len(judged.forbidden) == len(readable):
                 told = f"user {judged.user!r} may read no subscription of {topic}"
-                return _error(403, told)
+                return error(403, told)
 
             async def is_allowed() -> bool:
                 again = await judge(request, readable)
@@ -108,9 +109,9 @@ class Taps:
         self, topic: Topic, length: int, rate: int, user: str, is_allowed: IsAllowed
     ) -> Response:
         if len(self.open) >= TAPS_MAX:
-            return _error(429, f"{TAPS_MAX} taps are open here")
+            return error(429, f"{TAPS_MAX} taps are open here")
         if self._users[user] >= TAPS_OF_USER_MAX:
-            return _error(429, f"user {user!r} has {TAPS_OF_USER_MAX} taps open here")
+            return error(429, f"user {user!r} has {TAPS_OF_USER_MAX} taps open here")
         self.opened += 1
         number = self.opened
         self.open[number] = str(topic)
@@ -120,7 +121,7 @@ class Taps:
         except BaseException as fault:
             self._ended(number, user)
             if isinstance(fault, MessageBusError):
-                return _error(503, str(fault))
+                return error(503, str(fault))
             raise
         log.info("tap opened topic=%s user=%r number=%d", topic, user, number)
 
@@ -314,7 +315,3 @@ class _Tap:
         except (LinkError, TimeoutError):
             pass
         return False
-
-
-def _error(code: int, text: str) -> JSONResponse:
-    return JSONResponse({"error": text}, code)

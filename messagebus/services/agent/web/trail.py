@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from messagebus.files import owner_only
 from messagebus.services.agent.web.login import Judged
+from messagebus.services.agent.web.requests import error
 from messagebus.topology import Wanted
 
 BODY_BYTES_MAX = 1 << 20
@@ -72,7 +73,7 @@ class Trail:
                 return names
             id = request.path_params["id"]
             if not ID_CHARS_MIN <= len(id) <= ID_CHARS_MAX:
-                return _error(400, f"id: {ID_CHARS_MIN} to {ID_CHARS_MAX} characters")
+                return error(400, f"id: {ID_CHARS_MIN} to {ID_CHARS_MAX} characters")
             async with self._turn:  # one search at a time: each reads all files
                 return JSONResponse({"rows": await asyncio.to_thread(self.find, id, names)})
 
@@ -83,15 +84,15 @@ class Trail:
 
     async def _add(self, body: bytes) -> Response:
         if not self._has_room(len(body)):
-            return _error(429, f"more than {BYTES_PER_S} bytes a second", {"Retry-After": "5"})
+            return error(429, f"more than {BYTES_PER_S} bytes a second", {"Retry-After": "5"})
         try:
             lines = [_line(each) for each in body.splitlines() if each]
         except ValueError as fault:
-            return _error(400, str(fault))
+            return error(400, str(fault))
         try:
             await asyncio.to_thread(self.add, lines)
         except OSError as fault:
-            return _error(507, f"the trail cannot be written: {fault.strerror}")
+            return error(507, f"the trail cannot be written: {fault.strerror}")
         return JSONResponse({"rows": len(lines)})
 
     def _has_room(self, size: int) -> bool:
@@ -185,7 +186,3 @@ def _may_see(row: Mapping[str, Any], readable: Mapping[str, Any] | None) -> bool
         or name in readable
         or any(each.partition("/")[0] == name for each in readable)
     )
-
-
-def _error(code: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"error": text}, code, headers)
