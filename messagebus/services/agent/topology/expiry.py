@@ -85,7 +85,7 @@ class Expiry:
 
     def unused_s(self) -> dict[str, float | None]:
         """Return the seconds without use of each expiring subscription here; None: it was not watched."""
-        linked, now_s = self._upkeep.condition.linked, time.monotonic()
+        linked, now_s = self._upkeep.link.is_open, time.monotonic()
         return {
             name: now_s - self._uses.at_s[name] if linked and name in self._uses.at_s else None
             for name in self._upkeep.expiring()
@@ -109,7 +109,7 @@ class Expiry:
         if self._dials != self._upkeep.link.dials:  # nobody watched between the links
             self._dials = self._upkeep.link.dials
             self._uses.at_s.clear()
-        if not self._upkeep.condition.linked:
+        if not self._upkeep.link.is_open:
             return
         self._uses.at_s = {n: at_s for n, at_s in self._uses.at_s.items() if n in expiring}
         for name, ago_s in self._clients():

@@ -132,7 +132,7 @@ class Moves:
     def _why_not_now(self, entry: Entry) -> str:
         if not self._settler.erl_call:
             return f"the agent of {self._me} has no erl_call, node_name or cookie_file: it cannot count"
-        if not (self._register.informed and self._upkeep.condition.linked):
+        if not (self._register.informed and self._upkeep.link.is_open):
             return f"the agent of {self._me} does not know its broker and the map yet"
         if not self._upkeep.partitions.is_open(entry):
             return "it is not open yet: all agents of the list have to know it"

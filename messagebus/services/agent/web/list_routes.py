@@ -131,7 +131,7 @@ class ListRoutes:
     async def _count(self, reader: _Reader) -> None:
         """Count a client once its login is proved. While the broker is away nobody can prove one."""
         login = self._parts.login
-        if self._parts.upkeep.condition.linked and not await login.is_user(reader.login):
+        if self._parts.upkeep.link.is_open and not await login.is_user(reader.login):
             return
         self._seen(reader)
         reader.is_counted = True

@@ -63,7 +63,7 @@ class Rights:
             case Admission.UNKNOWN:
                 told = f" ({judged.reason})" if judged.reason else ""
                 why = f"the broker here cannot check the login{told}: ask another agent"
-                linked = self._parts.upkeep.condition.linked
+                linked = self._parts.upkeep.link.is_open
                 return JSONResponse({"error": why, "linked": linked}, 503)
 
     async def readable(self, request: Request) -> dict[str, Entry] | Response:

@@ -180,10 +180,11 @@ class BrokerRoutes:
 
     async def settled(self, _request: Request) -> Response:
         upkeep = self._parts.upkeep
+        condition = upkeep.condition
         return JSONResponse(
             {
                 "settled": upkeep.is_settled,
-                "gate": upkeep.condition.linked and upkeep.condition.gate_open,
+                "gate": condition.linked and condition.gate_open,
                 "queues": upkeep.settled_queues(),
             }
         )

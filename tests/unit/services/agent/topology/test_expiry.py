@@ -45,6 +45,10 @@ class FakeUpkeep:
     def link(self) -> FakeUpkeep:
         return self
 
+    @property
+    def is_open(self) -> bool:
+        return self.condition.linked
+
     def expiring(self) -> dict[str, int]:
         return {E: 10} if self.is_wanted else {}
 

@@ -44,7 +44,7 @@ class World:
         self.heard, self.why_not = {B, C}, {B: "", C: ""}
         self.left = 0
         self.unsealed: set[str] = set()
-        self.condition = SimpleNamespace(linked=True, gate_open=True)
+        self.condition = SimpleNamespace(gate_open=True)
         self.bound_here: list[str] = []
         self.dials = 1
         self.erl_call = "/erl_call"
@@ -55,7 +55,7 @@ class World:
             topology=parts,
             upkeep=SimpleNamespace(  # type: ignore[arg-type]
                 condition=self.condition,
-                link=SimpleNamespace(dials=1),
+                link=SimpleNamespace(dials=1, is_open=True),
                 partitions=SimpleNamespace(
                     unsealed=self.unsealed,
                     is_open=lambda _entry: self.is_open,

@@ -97,6 +97,10 @@ class FakeUpkeep:
     def link(self) -> FakeUpkeep:
         return self
 
+    @property
+    def is_open(self) -> bool:
+        return self.condition.linked
+
     async def counts(self, queues: Iterable[str]) -> dict[str, tuple[int, int] | None]:
         return {queue: (3, 1) if queue.startswith("mb.sub") else None for queue in queues}
 
