@@ -212,7 +212,7 @@ def test_what_is_not_known_is_a_question_in_tiles_rows_and_exports_and_never_0(h
         text = unescape(" ".join(parts.values()))
         assert "no message waits" not in text
         assert "no message is parked" not in text
-        assert "Nothing is parked:" not in text
+        assert "No message is parked." not in text
         assert "All clear" not in text
         tiles = {id: figure_of(html) for id, html in parts.items() if id.startswith("tile.")}
         tiles.pop("tile.coverage", None)
