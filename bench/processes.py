@@ -128,9 +128,11 @@ class Answering:
         """Read the next line. Raises BenchError when none comes."""
         assert self._process.stdout is not None
         readable, _, _ = select.select([self._process.stdout], [], [], self._within_s)
-        line = self._process.stdout.readline() if readable else ""
-        if not line.endswith("\n"):
+        if not readable:
             raise self._fault(f"no answer within {self._within_s:.0f} s")
+        line = self._process.stdout.readline()
+        if not line.endswith("\n"):
+            raise self._fault("it ended")
         return line.strip()
 
     def answer(self) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from bench import processes
 from bench.errors import BenchError
 from bench.faults import FAULTS, drained, fault_of
-from bench.processes import Child, Children, wait_until
+from bench.processes import Answering, Child, Children, wait_until
 from messagebus.admin import BrokerList
 from ops.local.cluster import LocalCluster
 
@@ -83,6 +83,15 @@ def test_what_a_child_started_ends_with_it(
     assert child.exit_code == -signal.SIGTERM
     with suppress(psutil.NoSuchProcess):  # the first process of a container may not wait for it
         assert psutil.Process(int(child.last_line())).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_that_ends_without_an_answer_is_not_said_to_be_late() -> None:
+    argv = [sys.executable, "-c", "import sys; sys.exit('no such setting')"]
+    with (
+        Answering(argv, os.environ, answer_within_s=60) as child,
+        pytest.raises(BenchError, match="it ended: no such setting"),
+    ):
+        child.line()
 
 
 def test_a_command_that_does_not_exist_is_one_clear_error(
