@@ -67,11 +67,11 @@ def test_the_page_shows_brokers_and_what_waits_without_a_consumer(
         page.goto(f"{address}/subscriptions?q={topic}")
         live(page)
         row = page.locator(f"tr[id='source.{name.replace('/', '%2F')}'] td").nth(2)
-        expect(row).to_have_text("0", timeout=WITHIN_S * 1_000)
+        expect(row).to_have_text("0")
         with Publisher(bus) as publisher:
             for _ in range(20):
                 publisher.send_safe(topic, b"x")
-        expect(row).to_have_text("20", timeout=WITHIN_S * 1_000)
+        expect(row).to_have_text("20")
         page.goto(address)
         brokers = page.locator("#brokers\\.body tr")
         expect(brokers).to_have_count(len(cluster.brokers))

@@ -39,6 +39,8 @@ PAGES = {
 WIDE, MIDDLE, NARROW = 1_560, 768, 390
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 WITHIN_MS = 60_000
+# The default of 5 s is too short for a page beside other work on one machine.
+expect.set_options(timeout=WITHIN_MS)
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +82,7 @@ class Opened:
 
 def live(page: Page) -> None:
     """Wait for live figures: by a stream, or by polls where it did not open within 3 s of a busy machine."""
-    expect(page.locator("#live")).to_have_text(
-        re.compile(r"^(live|every 2 s), "), timeout=WITHIN_MS
-    )
+    expect(page.locator("#live")).to_have_text(re.compile(r"^(live|every 2 s), "))
 
 
 def shoot(page: Page, name: str) -> None:
@@ -142,7 +142,7 @@ def test_a_live_page_keeps_what_somebody_types_and_the_focus(
         page.keyboard.type("pay")
         row = page.locator("tr[id='source.payments%2Ffraud'] td").nth(2)
         before = row.inner_text()
-        expect(row).not_to_have_text(before, timeout=WITHIN_MS)
+        expect(row).not_to_have_text(before)
         assert page.evaluate("document.activeElement.id") == "find"
         assert page.input_value("#find") == "pay"
         page.keyboard.press("Enter")
@@ -187,11 +187,9 @@ def test_after_a_sleep_of_the_host_a_page_does_not_wait_for_its_dead_stream(
         tab.page.clock.install()
         tab.page.add_init_script(SILENT_STREAM)
         tab.page.goto("/rules")
-        expect(tab.page.locator("#live")).to_have_text(re.compile("^live, "), timeout=WITHIN_MS)
+        expect(tab.page.locator("#live")).to_have_text(re.compile("^live, "))
         tab.page.clock.fast_forward("01:00:00")
-        expect(tab.page.locator("#live")).to_have_text(
-            re.compile(r"^every 2 s, \d\.\d s ago"), timeout=WITHIN_MS
-        )
+        expect(tab.page.locator("#live")).to_have_text(re.compile(r"^every 2 s, \d\.\d s ago"))
 
 
 def test_a_hidden_tab_asks_for_nothing(browser: Browser, served: Served) -> None:
@@ -224,7 +222,7 @@ def test_without_javascript_figures_filters_and_pages_are_there(
         page.goto("/subscriptions?sort=name")
         page.get_by_label("Filter by name").fill("orders/")
         page.get_by_label("Filter by name").press("Enter")
-        expect(page.locator("#sources\\.body tr")).to_have_count(5, timeout=WITHIN_MS)
+        expect(page.locator("#sources\\.body tr")).to_have_count(5)
         page.goto("/subscriptions/payments/fraud?table=1")
         assert page.locator("#course\\.body tr").count() > 30
     finally:
@@ -269,7 +267,7 @@ def test_an_operator_logs_in_plans_runs_and_sees_the_end_without_loading_again(
         expect(page.locator("#plan\\.lines tr")).to_have_count(2)
         found["plan"] = faults_of(page, "plan")
         page.get_by_role("button", name="Redrive: 40 messages on 2 brokers").click()
-        expect(page.locator("#plan\\.state")).to_contain_text("a.dmin runs it")
+        expect(page.locator("#plan\\.state")).to_contain_text("a.dmin has been running it")
         expect(page.get_by_role("button", name="Stop it")).to_be_visible()
         library.goes_on.set()
         expect(page.locator("#plan\\.state")).to_contain_text("40 messages put back")
