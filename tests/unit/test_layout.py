@@ -97,6 +97,8 @@ def imports_of(source: str, known: Set[str]) -> set[str]:
             case ast.ImportFrom(module=str(package), names=names):
                 inner = {f"{package}.{each.name}" for each in names}
                 found |= inner | ({package} if inner - set(known) else set())
+            case ast.expr():  # holds no statement
+                pass
             case node:
                 nodes += ast.iter_child_nodes(node)
     return found & known
