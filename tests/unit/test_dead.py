@@ -11,18 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = (
-    *sorted(path.name for path in ROOT.glob("messagebus*") if path.is_dir()),
-    *(
-        "bench",
-        "clients",
-        "consumer_lists",
-        "examples",
-        "inventory",
-        "lb",
-        "ops",
-        "reports",
-        "spark",
-    ),
+    *("bench", "clients", "consumer_lists", "examples", "inventory", "lb", "messagebus", "ops"),
+    *("reports", "spark"),
 )
 TEMPLATES = ("messagebus", "ops", "lb", "reports")
 WORD = re.compile(r"[A-Za-z_]\w*")
