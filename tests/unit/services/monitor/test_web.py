@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
+from functools import partial
 from urllib.parse import urlencode
 
 import httpx
@@ -24,7 +25,7 @@ from messagebus.services.monitor.guard import BODIES_BYTES_MAX, BODY_BYTES_MAX, 
 from messagebus.services.monitor.people import Person, Proxy, Role, Token
 from messagebus.services.monitor.watch import Watch
 from messagebus.services.monitor.web import ADDRESSES, Monitor
-from tests.support.eventually import eventually_async
+from tests.support.held_bodies import held_bodies
 from tests.support.watched import PROXIED, MadeUp
 
 BASE = "http://127.0.0.1:8085"
@@ -359,24 +360,14 @@ async def test_a_body_beyond_its_bound_is_refused() -> None:
 @pytest.mark.guarantee("slow-connections-are-bounded")
 async def test_bodies_that_hold_back_their_end_are_bounded_together() -> None:
     monitor, _ = await monitor_of(configured())
-    part, go_on = b"x" * (BODY_BYTES_MAX - 1), asyncio.Event()
-
-    async def body() -> AsyncIterator[bytes]:
-        yield part
-        await go_on.wait()
-
+    part = b"x" * (BODY_BYTES_MAX - 1)
     of_address = BODIES_BYTES_MAX // 2 // len(part)
-    async with client_of(monitor) as client, asyncio.TaskGroup() as group:
-        held = [
-            group.create_task(client.post("/login", content=body(), headers=OURS))
-            for _ in range(of_address + 2)
-        ]
-        await eventually_async(lambda: sum(each.done() for each in held) == 2, within_s=60)
-        assert {each.result().status_code for each in held if each.done()} == {429}
-        async with client_of(monitor, client=("127.0.0.2", 4_000)) as other:
-            answer = await other.post("/login", data={"name": "olga"}, headers=OURS)
-        assert answer.status_code == 401, "of another address"
-        go_on.set()
+    async with client_of(monitor) as client:
+        posts = [partial(client.post, "/login", headers=OURS)] * (of_address + 2)
+        async with held_bodies(posts, part, refused=2):
+            async with client_of(monitor, client=("127.0.0.2", 4_000)) as other:
+                answer = await other.post("/login", data={"name": "olga"}, headers=OURS)
+            assert answer.status_code == 401, "of another address"
 
 
 async def test_somebody_who_asks_too_often_is_told_to_wait(open_page: httpx.AsyncClient) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ from messagebus.services.agent.web.parts import Parts
 from messagebus.services.agent.web.routes import application
 from messagebus.services.agent.web.trail import Trail
 from messagebus.topology import Wanted
-from tests.support.eventually import eventually_async
+from tests.support.held_bodies import held_bodies
 
 ENTRY = Entry(wanted="orders", number=1, origin="a:5672", alive=True, tomb=0)
 USER = httpx.BasicAuth("bus", "pw")
@@ -670,23 +671,12 @@ def client_of(rig: Rig, source: str) -> httpx.AsyncClient:
 async def test_bodies_of_users_that_hold_back_their_end_are_bounded_together(
     rig: Rig, path: str
 ) -> None:
-    part, go_on = b"x" * ((1 << 20) - 1), asyncio.Event()
-
-    async def body() -> AsyncIterator[bytes]:
-        yield part
-        await go_on.wait()
-
+    part = b"x" * ((1 << 20) - 1)
     of_user = rights.USERS_BYTES_MAX // 2 // len(part)
-    async with asyncio.TaskGroup() as group:
-        held = [
-            group.create_task(rig.http.post(path, content=body(), auth=USER))
-            for _ in range(of_user + 2)
-        ]
-        await eventually_async(lambda: sum(each.done() for each in held) == 2, within_s=60)
-        assert {each.result().status_code for each in held if each.done()} == {429}
+    posts = [partial(rig.http.post, path, auth=USER)] * (of_user + 2)
+    async with held_bodies(posts, part, refused=2):
         done = await rig.http.post("/drain", json={"draining": True}, headers=OPERATOR)
         assert done.status_code == 200, "of the operators"
-        go_on.set()
 
 
 def proof(to: str = "a:5672", token: str = "token") -> TokenProof:
@@ -698,29 +688,15 @@ def proof(to: str = "a:5672", token: str = "token") -> TokenProof:
 async def test_bodies_of_made_up_proofs_that_hold_back_their_end_are_bounded(
     rig: Rig, sources: int
 ) -> None:
-    part, go_on = b"x" * (requests.BODY_BYTES_MAX - 1), asyncio.Event()
-
-    async def body() -> AsyncIterator[bytes]:
-        yield part
-        await go_on.wait()
-
+    part = b"x" * (requests.BODY_BYTES_MAX - 1)
     made_up = {"Authorization": 'MB-Proof nonce="0", ask="0", to="", proof="0"'}
     of_source = rights.UNPROVEN_BYTES_MAX // 2 // len(part)
     strangers = [client_of(rig, f"10.0.1.{number}") for number in range(sources)]
-    async with asyncio.TaskGroup() as group:
-        held = [
-            group.create_task(each.post("/drain", content=body(), headers=made_up))
-            for each in strangers
-            for _ in range(of_source + 2)
-        ]
-        await eventually_async(
-            lambda: sum(each.done() for each in held) == 2 * sources, within_s=60
-        )
-        assert {each.result().status_code for each in held if each.done()} == {429}
+    posts = [partial(each.post, "/drain", headers=made_up) for each in strangers]
+    async with held_bodies(posts * (of_source + 2), part, refused=2 * sources) as held:
         other = client_of(rig, "10.0.0.2")
         done = await other.post("/drain", json={"draining": True}, auth=proof())
         assert done.status_code == 200, "of another source"
-        go_on.set()
     assert {each.result().status_code for each in held} == {401, 429}
     assert (
         await rig.http.post("/drain", json={"draining": False}, auth=proof())
