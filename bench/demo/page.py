@@ -9,11 +9,15 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from bench.demo.screen import CONFIRMED
 from bench.demo.stage import TOPIC, Stage
 from bench.errors import BenchError
 from ops.errors import OpsError
@@ -24,6 +28,8 @@ CHROMIUM, PICTURE, LIVE, MONITOR = "chromium", "page.png", "live", "monitor"
 TITLE = "The monitor's page, with a broker killed"
 HOST, FIRST_PORT = "127.0.0.1", 8_085
 WIDTH, HEIGHT, WITHIN_MS = 1_560, 1_000, 60_000
+# Tables of the live job that are remembered, one for each batch of 2 s or more.
+BATCHES_MAX = 4_096
 # Curves and rates need a few observations.
 LOOKED_AT_MS = 3_000
 
@@ -50,27 +56,57 @@ def follow(stage: Stage) -> None:
     stage.start(LIVE, argv, client=True)
 
 
+def read_to_the_end(stage: Stage, name: str) -> None:
+    """Wait until the live job has read what this broker has confirmed, or has ended by itself."""
+    at = stage.view.addresses[name]
+    stage.note(f"waiting until the live job has read the stream of {name}")
+    with suppress(BenchError):
+        _wait_for_live(
+            stage,
+            lambda: messages_read(stage)[at] >= stage.view.counts[CONFIRMED, name],
+            f"the live job reads the stream of {name}",
+        )
+
+
 def end_live(stage: Stage) -> None:
     """Wait until the live job has read what is stored, and end it; say why it ended by itself."""
     live = stage.children.child(LIVE)
     with suppress(BenchError):
-        stage.wait(
-            lambda: live.exit_code is not None or messages_read(stage) >= stage.view.published,
+        _wait_for_live(
+            stage,
+            lambda: messages_read(stage).total() >= stage.view.published,
             "the live job's last batch",
         )
         if live.exit_code is not None:
             stage.screen.say(f"the live job ended by itself: {live.last_line()} ({live.log})")
         stage.children.terminate([LIVE])
-        stage.wait(lambda: live.exit_code is not None, "the live job's end")
+        _wait_for_live(stage, lambda: False, "the live job's end")
 
 
-def messages_read(stage: Stage) -> int:
-    """Return the messages in the tables of the live job; 0 while one of them is being written."""
-    minutes = stage.folder / LIVE / "tables" / "minutes"
-    with suppress(OSError):
-        tables = [pq.read_table(done) for done in minutes.glob("batch=*/*.parquet")]
-        return sum(sum(table["messages"].to_pylist()) for table in tables)
-    return 0
+def _wait_for_live(stage: Stage, condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition, or for the end of the live job."""
+    live = stage.children.child(LIVE)
+    stage.wait(lambda: live.exit_code is not None or condition(), what, silent=live)
+
+
+def messages_read(stage: Stage) -> Counter[str]:
+    """Return broker -> messages in the tables of the live job; none while one of them is being written."""
+    minutes, found = stage.folder / LIVE / "tables" / "minutes", Counter[str]()
+    try:
+        for table in minutes.glob("batch=*/*.parquet"):
+            found.update(_counted(table, table.stat().st_mtime_ns))
+    except OSError:
+        return Counter()
+    return found
+
+
+# A wait asks several times a second, and a batch changes only when it is written again.
+@lru_cache(BATCHES_MAX)
+def _counted(table: Path, _written_ns: int) -> Counter[str]:
+    found = Counter[str]()
+    for row in pq.read_table(table, columns=["broker", "messages"]).to_pylist():
+        found[row["broker"]] += row["messages"]
+    return found
 
 
 def into_report(stage: Stage, report: Path) -> Path | None:

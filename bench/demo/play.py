@@ -42,6 +42,10 @@ def script(looks_s: float) -> list[tuple[Step, Action]]:
         (Step(f"{ADDED} is added by the playbook", 26), _add),
         (Step(f"{ADDED} takes publishes and is consumed", 1.5), lambda s: _wait_used(s, ADDED)),
         (Step("HAProxy reloads", 3), _reload),
+        (
+            Step(f"publishers leave {REMOVED}, and the live job reads its stream to the end", 6),
+            _leave,
+        ),
         (Step(f"{REMOVED} is removed: drained to zero, stopped", 22), _remove),
         (Step(f"{KILLED} is killed (SIGKILL) and stays down for {DOWN_S:.0f} s", DOWN_S), _kill),
         (Step(f"{KILLED} comes back", 8), _back),
@@ -96,8 +100,16 @@ def _reload(stage: Stage) -> None:
     stage.look()
 
 
-def _remove(stage: Stage) -> None:
+def _leave(stage: Stage) -> None:
+    """Have publishers leave, and the live job read what they left: a stream is removed with its broker."""
     stage.view.states[REMOVED] = "leaves"
+    stage.run(["consumer_lists", "drain", stage.view.addresses[REMOVED]])
+    stage.run(["consumer_lists", "push"])
+    stage.look()
+    page.read_to_the_end(stage, REMOVED)
+
+
+def _remove(stage: Stage) -> None:
     with stage.incident("remove", REMOVED):
         stage.run(["ops", "remove", REMOVED, "--yes"])
     try:
@@ -163,7 +175,7 @@ def _judged(stage: Stage, manifest: Manifest) -> tuple[Audit, list[str]]:
     stage.cluster.down()
     result = audit(manifest, read_events(stage.folder, manifest))
     write_whole(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
-    stage.wait(lambda: spark.exit_code is not None, "the Spark report")
+    stage.wait(lambda: spark.exit_code is not None, "the Spark report", silent=spark)
     # It ends with FOUND when its audit does not hold; ours fails then as well.
     if spark.exit_code not in (Exit.DONE, Exit.FOUND) or not (out / "audit.json").exists():
         raise BenchError(f"the Spark report failed: {spark.last_line()} ({spark.log})")
@@ -174,7 +186,7 @@ def places(stage: Stage) -> dict[str, Path]:
     """Return what the run has left for a person: description -> file or folder."""
     found = {"report": stage.folder / REPORT / "report.html", "events": stage.folder}
     if (live := stage.folder / page.LIVE / "live.html").exists():
-        found[f"the live job's page, {plural(page.messages_read(stage), 'message')}"] = live
+        found[f"the live job's page, {plural(page.messages_read(stage).total(), 'message')}"] = live
     if picture := page.into_report(stage, stage.folder / REPORT):
         found["the monitor's page, with a broker killed"] = picture
     return found

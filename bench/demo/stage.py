@@ -5,7 +5,7 @@ them and the input ends soon after the last.
 
 The stage has one thread. Anything that takes long is another process that is polled. Meanwhile `Stage.tick`
 keeps the pace of the publishers, checks the load processes and redraws the screen. A wait ends without its
-condition only if nothing moves any more: no log grows, no message passes.
+condition only if nothing moves any more: no log grows, no message passes, and the awaited job has ended.
 """
 
 from __future__ import annotations
@@ -118,23 +118,30 @@ class Stage:
             left = max(0, self.view.total - self.view.published)
             set_rate(self.folder, planned_rate(left, planned))
 
-    def wait(self, condition: Callable[[], object], what: str) -> None:
-        """Tick until the condition holds. Raises BenchError when nothing moves, or a load process fails."""
+    def wait(
+        self, condition: Callable[[], object], what: str, *, silent: Child | None = None
+    ) -> None:
+        """Tick until the condition holds. Raises BenchError when nothing moves, or a load process fails.
+
+        silent: a process that logs nothing while it works, such as a Spark job: that it runs is progress.
+        """
         self.tick()
 
         def check() -> None:
             self.workers.check(may_end=True)
             self.tick()
 
-        wait_until(condition, within_s=STALLED_S, what=what, check=check, moves=self._moved)
+        def moves() -> tuple[int, int, float]:
+            is_working = silent is not None and silent.exit_code is None
+            now_s = time.monotonic() if is_working else 0.0
+            return self.view.counts.total(), self.children.log_bytes(), now_s
+
+        wait_until(condition, within_s=STALLED_S, what=what, check=check, moves=moves)
 
     def look(self, seconds: float | None = None) -> None:
         """Let messages flow, by default for as long as a person needs to see the state."""
         until_s = time.monotonic() + (self.looks_s if seconds is None else seconds)
         self.wait(lambda: time.monotonic() >= until_s, "time passes")
-
-    def _moved(self) -> tuple[int, int]:
-        return self.view.counts.total(), self.children.log_bytes()
 
     # -- steps, as a person sees them
 

@@ -2,14 +2,22 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from bench.demo import play, stage
+from bench import processes
+from bench.demo import cli, page, play, stage
 from bench.demo.screen import CONFIRMED, DELIVERED, Screen, Step, View
-from bench.demo.stage import RATE_MAX_PER_S, RESERVE_S, planned_rate
+from bench.demo.stage import RATE_MAX_PER_S, RESERVE_S, Stage, planned_rate
+from bench.errors import BenchError
 
 
 def paced(looks_s: float = 4.0) -> list[Step]:
@@ -103,3 +111,90 @@ def test_plain_lines_tell_each_step_once_and_counters_now_and_then() -> None:
     told = [line.split(",")[0].strip() for line in lines if "published" in line]
     assert told == ["12.3 s   published 600 of 1", "17.4 s   published 620 of 1"]
     assert len(lines) == 5
+
+
+def write_batch(folder: Path, number: int, **messages: int) -> None:
+    """Write a batch of the live job: messages by broker."""
+    batch = folder / page.LIVE / "tables" / "minutes" / f"batch={number}"
+    batch.mkdir(parents=True, exist_ok=True)
+    rows = [{"broker": name, "messages": count} for name, count in messages.items()]
+    pq.write_table(pa.Table.from_pylist(rows), batch / "part-0.parquet")
+
+
+def test_messages_of_the_live_job_are_those_of_its_batches_as_they_were_last_written(
+    tmp_path: Path,
+) -> None:
+    at = cast(Stage, SimpleNamespace(folder=tmp_path))
+    assert page.messages_read(at) == Counter()
+    write_batch(tmp_path, 0, a=2, b=1)
+    write_batch(tmp_path, 1, a=3)
+    assert page.messages_read(at) == Counter(a=5, b=1)
+    write_batch(tmp_path, 1, a=3, b=40)
+    assert page.messages_read(at) == Counter(a=5, b=41)
+
+
+class Followed:
+    """Stage of which one broker was read in part. The live job reads on, or ends, while it is waited for."""
+
+    def __init__(self, folder: Path, *, ends: bool) -> None:
+        self.folder, self.ends, self.did = folder, ends, list[str]()
+        self.live = SimpleNamespace(exit_code=None)
+        self.children = SimpleNamespace(child={page.LIVE: self.live}.__getitem__)
+        found = counts(**{f"{CONFIRMED}_{play.REMOVED}": 5})
+        self.view = View(counts=found, addresses={play.REMOVED: "a"})
+        write_batch(folder, 0, a=3, b=9)
+
+    def run(self, argv: list[str]) -> None:
+        self.did.append(" ".join(argv))
+
+    def look(self) -> None: ...
+
+    def note(self, line: str) -> None: ...
+
+    def wait(self, condition: Callable[[], object], what: str, *, silent: Any) -> None:
+        assert silent is self.live
+        self.did.append(what)
+        assert not condition()
+        if self.ends:
+            self.live.exit_code = 1
+        else:
+            write_batch(self.folder, 1, a=2)
+        assert condition()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_broker_leaves_with_its_stream_when_the_live_job_has_read_it_or_has_ended(
+    tmp_path: Path, ends: bool
+) -> None:
+    at = Followed(tmp_path, ends=ends)
+    play._leave(cast(Stage, at))
+    assert at.did == [
+        "consumer_lists drain a",
+        "consumer_lists push",
+        f"the live job reads the stream of {play.REMOVED}",
+    ]
+    actions = [action for _, action in play.script(looks_s=1)]
+    assert actions.index(play._remove) == actions.index(play._leave) + 1
+
+
+def test_a_job_that_logs_nothing_is_waited_for_as_long_as_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "STALLED_S", 1e-9)
+    monkeypatch.setattr(processes, "IN_ALL", 10**15)
+    at = Stage(
+        folder=tmp_path,
+        run_id="run",
+        network="127.0.0",
+        screen=Screen(Console(file=io.StringIO())),
+        total=1,
+        profile=cli._profile(tmp_path / "records", 1),
+        looks_s=0,
+        env={},
+    )
+    job = cast(Any, SimpleNamespace(exit_code=None))
+    polls = iter([False] * 3 + [True])
+    at.wait(lambda: next(polls), "the job", silent=job)
+    job.exit_code = 0
+    with pytest.raises(BenchError, match="the job"):
+        at.wait(lambda: False, "the job", silent=job)
