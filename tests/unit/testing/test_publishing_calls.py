@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def by_app(bus: MemoryBus, payload: Any, options: dict[str, Any]) -> Message:
 
 def by_outbox(_bus: MemoryBus, payload: Any, options: dict[str, Any]) -> Message:
     """Read the row as a relay does."""
-    with sqlite3.connect(":memory:") as database:
+    with closing(sqlite3.connect(":memory:")) as database:
         outbox = Outbox()
         for statement in outbox.ddl("sqlite"):
             database.execute(statement)
