@@ -40,6 +40,8 @@ from messagebus import (
 )
 from messagebus import publisher as publisher_module
 from messagebus._io import loop as loop_module
+from messagebus._io.consume.links import ConsumerLinks
+from messagebus._io.publish.routes import AnyBroker
 from messagebus.stats import Status
 from messagebus.testing import MemoryBus
 from tests.support.eventually import FACTOR, eventually, eventually_async
@@ -829,3 +831,36 @@ def test_under_gevent_a_loop_of_its_own_kind_runs_and_a_second_one_is_refused(
             loop_module.LoopThread("second")
 
     asyncio.run(start())
+
+
+class Broken(Exception):
+    pass
+
+
+def broken(*_: object) -> None:
+    raise Broken
+
+
+@pytest.mark.parametrize("client", ["publisher", "consumer"])
+async def test_a_stop_that_fails_cuts_every_link(
+    monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
+    bus = MemoryBus(brokers=2)
+    bus.declare("orders/billing")
+    if client == "publisher":
+        publisher = bus.async_publisher()
+        await publisher.start(require="one")
+        drivers = publisher._admission.drivers
+        assert drivers is not None
+        stop, links = publisher.stop, list(drivers.own.links.open.values())
+        monkeypatch.setattr(AnyBroker, "stop", broken)
+    else:
+        consumer = bus.async_consumer("orders", subscription="billing")
+        await consumer.start(require="all")
+        assert consumer._driver is not None
+        stop, links = consumer.stop, list(consumer._driver.links.links.values())
+        monkeypatch.setattr(ConsumerLinks, "cancel_all", broken)
+    assert links
+    with pytest.raises(Broken):
+        await stop(timeout_s=0)
+    assert not any(link.is_open for link in links)

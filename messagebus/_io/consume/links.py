@@ -389,7 +389,7 @@ class ConsumerLinks:
 
     def cut(self) -> None:
         """Cut all links."""
-        for link in self.links.values():
+        for link in list(self.links.values()):  # a link that ends leaves it
             link.abort()
 
     def is_attached_to_one(self) -> bool:

@@ -267,7 +267,7 @@ class Links:
             left_s = max(CLOSING_TIMEOUT_S, until_s - time.monotonic())
             await self.dialer.closing.finish(left_s)
         finally:
-            for link in self.open.values():
+            for link in list(self.open.values()):  # a link that ends leaves it
                 link.abort()
 
     # Moves.
