@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -240,6 +241,9 @@ class Connection(asyncio.Protocol):
         self.send(0, spec.Connection.Close(code, text, 0, 0))
 
     def drop(self) -> None:
+        """Reset the connection: RST, not FIN."""
+        plug: socket.socket = self.transport.get_extra_info("socket")
+        plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def mute(self) -> None:

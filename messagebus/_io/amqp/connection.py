@@ -6,7 +6,7 @@ size. Here properties stay as they are on the wire, and a frame larger than agre
 header frames have a bound of their own, because a broker adds to headers that filled a frame.
 
 `FrameConnection` takes deliveries and confirms out of the input (`frames.FrameParser`) and writes our
-publishes and acks and pika's frames in one order: two overridden methods. The handshake, login, channels,
+publishes and acks and pika's frames in one order. The handshake, login, channels,
 declarations, heartbeats, returns and every error stay pika's. Nothing of pika is patched: other users of
 it in the process see no change.
 
@@ -23,6 +23,8 @@ import functools
 import inspect
 import logging
 import os
+import socket
+import sys
 from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, Protocol
@@ -79,6 +81,18 @@ class RawProperties(pika.BasicProperties):  # type: ignore[misc]  # pika has no 
 
 
 class GuardedConnection(AsyncioConnection):  # type: ignore[misc]
+    def _proto_data_received(self, data: bytes) -> None:
+        """Override pika's hook for input: the reader of a failed socket takes all that is left, and its end.
+
+        uvloop calls that reader once more and then forgets the socket. A link with more than one read left
+        would stay open and deaf until its heartbeat.
+        """
+        transport = self._transport
+        sock = getattr(transport, "_sock", None)
+        if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            transport._MAX_CONSUME_BYTES = sys.maxsize
+        super()._proto_data_received(data)
+
     def _read_frame(self) -> tuple[int, Any]:
         """Override pika's hook: return length and content of the next frame in its buffer; 0 for none yet."""
         data = self._frame_buffer

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pika.exceptions
 import pytest
+import uvloop
 
 from messagebus import Secret
 from messagebus._io.amqp.link import Credentials, Link, _translate, dial
@@ -152,3 +155,32 @@ async def test_an_ipv6_address_is_dialled_by_its_number_and_by_a_name(
             link = await dial(Broker.parse(f"{host}:{rabbit.port}"), GUEST, timeout_ms=DIAL_MS)
             assert link.broker == "mb1:5672"
             await link.close()
+
+
+HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+READ_BYTES = 64 * 1024
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+@pytest.mark.parametrize("frames", [1, 2 * READ_BYTES // len(HEARTBEAT)])
+@pytest.mark.parametrize("own_frames", [True, False])
+def test_a_reset_right_behind_data_ends_a_link(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], frames: int, own_frames: bool
+) -> None:
+    """uvloop calls a reader once for a failed socket and then no more, however much it left unread."""
+
+    async def reset(rabbit: FakeRabbit) -> None:
+        link = await dial(Broker.parse(rabbit.name), GUEST, timeout_ms=DIAL_MS)
+        if own_frames:
+            assert link.transport
+        rabbit.send_raw(HEARTBEAT * frames)
+        rabbit.drop_connections()
+        failed = select.poll()
+        failed.register(link.connection._transport._sock, 0)
+        assert failed.poll(DIAL_MS)  # this thread reads nothing meanwhile
+        async with asyncio.timeout(DIAL_MS / 1000):
+            await link.ended
+        assert not link.is_open
+
+    with fake_rabbit() as rabbit, asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(reset(rabbit))
