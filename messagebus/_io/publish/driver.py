@@ -364,11 +364,3 @@ class PublishDriver:
             moves=self.links.route.moves,
             links_lost=self.links.lost,
         )
-
-    @property
-    def list_age_ms(self) -> int | None:
-        return self.policy.follower.keeper.age_ms(now_ms())
-
-    @property
-    def list_faults(self) -> int:
-        return self.policy.follower.keeper.faults

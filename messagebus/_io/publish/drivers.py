@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from messagebus._io.hooks import HookChain
+from messagebus._io.loop import now_ms
 from messagebus._io.publish.door import MakeDoor
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
@@ -205,7 +206,7 @@ class Drivers:
     def stats(self, extra_backlog: int = 0) -> PublisherStats:
         """Return a snapshot. Any thread may ask. extra_backlog: messages on their way to the drivers."""
         own, redundant = self.own, self.redundant
-        spool, counters = own.door.counts(), own.counters
+        spool, counters, keeper = own.door.counts(), own.counters, own.policy.follower.keeper
         counts: Counter[str] = own.counts()
         counts.subtract(spool.ends)
         for more in (redundant, self.partitions):
@@ -230,8 +231,8 @@ class Drivers:
             moves=counts["moves"],
             links_lost=counts["links_lost"],
             last_confirm_age_s=(time.monotonic_ns() - last_ns) / 1e9 if last_ns else None,
-            list_age_s=in_seconds(own.list_age_ms),
-            list_faults=own.list_faults,
+            list_age_s=in_seconds(keeper.age_ms(now_ms())),
+            list_faults=keeper.faults,
             spool_messages=spool.messages,
             spool_bytes=spool.bytes,
             spool_oldest_s=spool.oldest_s,
