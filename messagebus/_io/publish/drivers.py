@@ -199,7 +199,7 @@ class Drivers:
 
     def put_forward(self, ms: int) -> None:
         """Advance the time by ms, for a bus in memory."""
-        for driver in self._balanced:
+        for driver in self.all:
             driver.put_forward(ms)
 
     # Counts.

@@ -138,6 +138,24 @@ async def test_deadlines_pass_with_the_clock_what_was_sent_is_unknown(clients: C
     assert [each.body for each in bus.published("orders")][1:] == [b"x", b"it goes on"]
 
 
+@pytest.mark.parametrize(("partitions", "redundant"), [(0, ()), (0, ("orders",)), (3, ())])
+async def test_deadlines_pass_with_the_clock_whatever_way_a_publish_goes(
+    partitions: int, redundant: tuple[str, ...]
+) -> None:
+    bus = MemoryBus(brokers=3)
+    bus.declare(Topic("orders", partitions=partitions))
+    bus.declare("orders/billing")
+    config = PublisherConfig(deadline_s=3_600, redundant=redundant)
+    async with bus.async_publisher(config) as publisher:
+        await publisher.send_safe("orders", b"the destination is open")
+        bus.stop_brokers()
+        end = await publisher.submit("orders", b"x")
+        bus.advance(3_601)
+        await turns()
+        assert end.done()
+        assert end.result().outcome is Outcome.REFUSED
+
+
 async def test_a_subscription_that_expires_goes_when_nobody_has_used_it_so_long(
     clients: Clients,
 ) -> None:
