@@ -285,15 +285,16 @@ class Keyed(Generic[D]):
             self._advance(lane)
 
     # Links go.
-    def lost(self, link: Hashable, unseen: Iterable[D], *, keep_runs: bool) -> None:
-        """Forget what a link brought that has ended: its broker delivers it again.
+    def lost(self, link: Hashable, unseen: Iterable[D], *, keep_runs: bool) -> list[D]:
+        """Forget what a link brought that has ended: its broker delivers it again. Returns as `withdraw`.
 
         unseen: handed out, but the application never saw them. keep_runs: each of the others has an end.
         """
-        self.withdraw(link, unseen)
+        found = self.withdraw(link, unseen)
         if not keep_runs:
             for item in [each for each in self._out if self._link_of(each) == link]:
                 self.answered(item)
+        return found
 
     def withdraw(self, link: Hashable, unseen: Iterable[D] = ()) -> list[D]:
         """Take out all of a link that waits or rests; return it. unseen: as of `lost`."""

@@ -443,8 +443,7 @@ class Walk:
         if not self.world.naive:
             unseen = [each for each in own.ready if each.link is link and own.once is not None]
             own.ready = [each for each in own.ready if each not in unseen]
-            found = own.keyed.withdraw(link, unseen)
-            own.keyed.lost(link, (), keep_runs=True)
+            found = own.keyed.lost(link, unseen, keep_runs=True)
             if own.once is not None:
                 own.once.dropped(dict.fromkeys([*unseen, *found]))
             self.take(own)

@@ -213,10 +213,10 @@ class Ordered:
     ) -> list[Delivery]:
         """Take out what waits or rests of a link, and what was handed out in vain."""
         unseen = self._behind.withdrawn(ledger, taken, is_lost=is_lost)
-        found = self.keyed.withdraw(ledger, unseen)
         if is_lost:
-            self._carry_out()
-            self.keyed.lost(ledger, (), keep_runs=self.runs_handlers)
+            found = self.keyed.lost(ledger, unseen, keep_runs=self.runs_handlers)
+        else:
+            found = self.keyed.withdraw(ledger, unseen)
         self._carry_out()
         return list(dict.fromkeys([*unseen, *found]))
 
