@@ -35,7 +35,6 @@ BOM = b"\xef\xbb\xbf"
 
 
 # Reading.
-# Reading bodies.
 @functools.lru_cache(maxsize=1024)
 def is_json(content_type: str) -> bool:
     """Return whether a content type says JSON: application/json, text/json, one that ends in +json."""
@@ -169,7 +168,6 @@ def check_names(value: Any) -> None:
                 check_names(each)
 
 
-# Writing.
 def _plain(value: Any) -> Any:
     """Convert a value that json.dumps does not know, to the form that `payloads.fitting` reads."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -141,9 +141,9 @@ class BrokerList:
 
 
 class AmqpUrl(NamedTuple):
-    """What ``amqps://user:password@host:port/vhost`` says.
+    """Parts of ``amqps://user:password@host:port/vhost``.
 
-    user, vhost: "" where it says none; so does None for password. tls: it is amqps.
+    user, vhost: "" where the URL has none. password: None where it has none. tls: the scheme is amqps.
     """
 
     broker: Broker

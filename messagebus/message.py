@@ -32,23 +32,17 @@ from messagebus.errors import MessageInvalid, WrongPayload
 
 __all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message", "Options", "Payload", "Reading"]
 
-# RabbitMQ 4 refuses larger ones by closing the channel, which makes the whole window unknown.
 # Between a broker and one of its segments, in the names that drivers give them.
 SEGMENT_MARK = "#"
+# RabbitMQ 4 refuses larger ones by closing the channel, which makes the whole window unknown.
 BODY_BYTES_MAX = 16 * 1024 * 1024
-
-
 SHORT_BYTES_MAX = 255
-
-
 # Properties must fit into one frame, of 128 KiB by default: a longer one ends the connection.
 HEADERS_BYTES_MAX = 64 * 1024
 HEADER_DEPTH_MAX = 16
-# RabbitMQ's bound of an expiration, in ms.
+# RabbitMQ's bound of an expiration: 2**32 - 1 ms.
 TTL_S_MAX = ((1 << 32) - 1) / 1000
 RESERVED_PREFIX = "mb-"
-
-
 # Headers of copies for another run: number of the run, and time of the first publish.
 ATTEMPT_HEADER, FIRST_HEADER = "mb-attempt", "mb-first-ms"
 # Any publisher may write any number there: beyond these bounds the headers are ignored.
