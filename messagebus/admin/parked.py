@@ -24,7 +24,14 @@ from messagebus.clock import wall_ms
 from messagebus.config import BusConfig
 from messagebus.core.parking import UNDELIVERED, Choice, Facts, Parked
 from messagebus.destination import Queue, Source, Subscription, expires
-from messagebus.errors import ConfigError, LinkError, MessageBusError, NameInvalid, TopologyError
+from messagebus.errors import (
+    ACCESS_REFUSED,
+    ConfigError,
+    LinkError,
+    MessageBusError,
+    NameInvalid,
+    TopologyError,
+)
 from messagebus.handling import checked_most
 from messagebus.terminal import did_you_mean
 from messagebus.topology import as_list, parse_wanted
@@ -525,6 +532,6 @@ def _before(now_ms: int, seconds: float | None) -> int | None:
 def _reason(fault: Exception) -> str:
     """Return the error's text without the broker, which is named beside it."""
     reason = getattr(fault, "reason", "") or str(fault)
-    if getattr(fault, "code", 0) == 403:
+    if getattr(fault, "code", 0) == ACCESS_REFUSED:
         return f"{reason} (redriving needs read on mb.park/... and write on the default exchange)"
     return str(reason)
