@@ -39,6 +39,7 @@ from messagebus._io.publish.admission import Admission
 from messagebus._io.publish.drivers import Drivers
 from messagebus._io.publish.publishes import Many, checked_payloads
 from messagebus._io.wire import Wire
+from messagebus.checks import raise_faults
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool, settings_of
 from messagebus.consumer import (
     DRAIN_S,
@@ -51,7 +52,7 @@ from messagebus.consumer import (
 )
 from messagebus.core.confirms import Bodies, bundled
 from messagebus.destination import Destination, Source
-from messagebus.errors import AlreadySettled, ConfigError, Stopped
+from messagebus.errors import AlreadySettled, Stopped
 from messagebus.handling import (
     RetryPolicy,
     checked_after,
@@ -556,8 +557,7 @@ class AsyncConsumer:
         self._started()
         checked_count("concurrency", concurrency)
         grace_s = checked_grace(grace_s, "grace_s")
-        if faults := batch_faults(batch, linger_s, self._config):
-            raise ConfigError("; ".join(faults))
+        raise_faults(batch_faults(batch, linger_s, self._config))
         read: Callable[[Delivery], object] | None = None
         if isinstance(handler, BatchHandler):
             read, handler = handler.read, handler.function

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from messagebus.checks import raise_faults
 from messagebus.errors import ConfigError
 
 __all__ = ["TlsFiles", "certificate_fault", "trusting_nobody", "good_until_s"]
@@ -73,8 +74,7 @@ class TlsFiles:
         for context in used:
             faults = _show(context, self.cert_file, self.key_file) if self.cert_file else []
             faults += _trust(context, self.ca_file) if self.ca_file else []
-            if faults:
-                raise ConfigError("; ".join(faults))
+            raise_faults(faults)
 
     def faults(self) -> list[str]:
         """Return the faults of the files, one sentence each; empty when all is well."""
@@ -116,8 +116,7 @@ class TlsFiles:
                     faults.append(f"tls_{name}_file {file}: {reason}")
         if self.key_file and not self.cert_file:
             faults.append("tls_key_file: without a tls_cert_file")
-        if faults:
-            raise ConfigError("; ".join(faults))
+        raise_faults(faults)
         return tuple(stamps)
 
 
@@ -139,8 +138,7 @@ def _context(files: TlsFiles, clients: ssl.VerifyMode | None, _stamps: object) -
         faults += _show(context, files.cert_file, files.key_file)
     elif serves:
         faults.append("tls_cert_file: must be given")
-    if faults:
-        raise ConfigError("; ".join(faults))
+    raise_faults(faults)
     return context
 
 

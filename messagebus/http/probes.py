@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 from typing import NamedTuple
 
+from messagebus.checks import raise_faults
 from messagebus.errors import ConfigError
 from messagebus.http.connections import Bounded, Bounds, Connection, Connections
 from messagebus.http.guard import Guard, host_names, is_loopback, names_faults
@@ -63,8 +64,7 @@ class ProbeServer:
         head_s: float = HEAD_S,
         write_s: float = WRITE_S,
     ) -> None:
-        if faults := names_faults(names):
-            raise ConfigError("; ".join(faults))
+        raise_faults(names_faults(names))
         self.ask = ask
         host, port = address
         self._listener = listen("health", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

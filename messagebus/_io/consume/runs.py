@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from messagebus._io.hooks import HookChain
+from messagebus.checks import raise_faults
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.core.attempts import (
     Ack,
@@ -224,8 +225,7 @@ class Handling:
         self.on_overran: Callable[[Run[Job]], None] = lambda _run: None
         self.claims: LateRuns | None = None
         """Set where deliveries are deduplicated; see `tick` and `ended_late`."""
-        if faults := retry_faults(policy, answers_first, order):
-            raise ConfigError("; ".join(faults))
+        raise_faults(retry_faults(policy, answers_first, order))
         self._policy = policy or RetryPolicy()
         self._rule, self._order = rule_of(self._policy), order
         if order != "none":

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from messagebus import config
 from messagebus.broker import Broker
+from messagebus.checks import raise_faults
 from messagebus.errors import ConfigError
 from messagebus.http.guard import names_faults
 from messagebus.secret import Secret
@@ -85,8 +86,7 @@ class AgentConfig:
         faults += names_faults(self.names)
         faults += [fault for key in _ADDRESSES if (fault := self._address_fault(key))]
         faults += self._tls_faults()
-        if faults:
-            raise ConfigError("; ".join(faults))
+        raise_faults(faults)
 
     def _tls_faults(self) -> list[str]:
         if not self.tls:
@@ -133,8 +133,7 @@ class AgentConfig:
         ]
         required = known - {*_OPTIONAL, *_NOT_TEXT}
         faults += [f"{key}: must be given" for key in sorted(required - values.keys())]
-        if faults:
-            raise ConfigError("; ".join(faults))
+        raise_faults(faults)
         return cls(**{**values, "names": tuple(values.get("names", ()))})
 
     @classmethod

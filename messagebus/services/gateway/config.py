@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 from messagebus import Broker, BusConfig, ConfigError, PublisherConfig
 from messagebus.broker import is_http
+from messagebus.checks import raise_faults
 from messagebus.http.guard import is_loopback, is_public_url, names_faults
 from messagebus.message import BODY_BYTES_MAX
 from messagebus.terminal import did_you_mean
@@ -63,7 +64,7 @@ class Limits:
             or not isinstance(value, int | float)
             or not 0 < value < math.inf
         ]
-        _raise_all(faults)
+        raise_faults(faults)
 
     @property
     def large_turns(self) -> int:
@@ -102,7 +103,7 @@ class PushConfig:
             faults.append(f"push.attempts_max {self.attempts_max!r}: 1 to 1,000")
         if not 0.1 <= self.timeout_s <= PUSH_TIMEOUT_S_MAX:
             faults.append(f"push.timeout_s {self.timeout_s!r}: 0.1 to {PUSH_TIMEOUT_S_MAX:,}")
-        _raise_all(faults)
+        raise_faults(faults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +171,7 @@ class GatewayConfig:
             for name, url in self.peers.items()
             if name == self.name or not is_http(str(url))
         ]
-        _raise_all(faults)
+        raise_faults(faults)
 
     def _address_fault(self, key: str) -> str:
         try:
@@ -210,7 +211,7 @@ class GatewayConfig:
             if not isinstance(found := given.get(key, ()), list | tuple)
             or not all(isinstance(each, kind) for each in found)
         ]
-        _raise_all(faults)
+        raise_faults(faults)
         for key, read in (("bus", BusConfig), ("publisher", PublisherConfig)):
             try:
                 given[key] = read.from_mapping(given.get(key, {}))
@@ -242,13 +243,8 @@ def _made(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
             faults.append(f"{prefix}{name} {value!r}: {each.type} wanted")
         elif isinstance(value, str) and not value.isprintable():
             faults.append(f"{prefix}{name} {value!r}: a character that does not print")
-    _raise_all(faults)
+    raise_faults(faults)
     return kind(**values)
-
-
-def _raise_all(faults: list[str]) -> None:
-    if faults:
-        raise ConfigError("; ".join(faults))
 
 
 def _parsed(address: str) -> Broker:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from messagebus import BusConfig, ConfigError, Secret
 from messagebus.broker import Broker, is_http
+from messagebus.checks import raise_faults
 from messagebus.http.guard import is_loopback, is_public_url
 from messagebus.services.monitor.people import PASSWORD_FORM, ROLES, Person, Proxy, Role, Token
 from messagebus.terminal import did_you_mean
@@ -87,8 +88,7 @@ class MonitorConfig:
             names = [each.name for each in named]
             if len(set(names)) < len(names):
                 faults.append(f"{what}: a name occurs twice")
-        if faults:
-            raise ConfigError("; ".join(faults))
+        raise_faults(faults)
 
     @property
     def has_logins(self) -> bool:
@@ -149,8 +149,7 @@ def _read(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         made["bus"] = BusConfig.from_mapping(_bus(values.get("bus", {}), folder))
     except ConfigError as fault:
         faults.append(f"bus: {fault}")
-    if faults:
-        raise ConfigError("; ".join(faults))
+    raise_faults(faults)
     return made
 
 
