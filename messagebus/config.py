@@ -79,10 +79,7 @@ class _Settings:
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
         """Read a TOML file: see the module. Raises ConfigError with every fault of the whole file."""
-        try:
-            values = tomllib.loads(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-            raise ConfigError(f"{path}: {fault}") from fault
+        values = read_toml(path)
         tables = {kind._table: kind for kind in (BusConfig, PublisherConfig, ConsumerConfig)}
         made, faults = _read_file(cls, values, tables)
         raise_faults([f"{path}: {'; '.join(faults)}"] if faults else [])
@@ -713,6 +710,14 @@ def settings_of(bus: BusConfig | None, config: C | None, kind: type[C]) -> tuple
     if bus is not None:
         return bus, config or kind()
     return BusConfig.from_env(os.environ), config or kind.from_env(os.environ)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file. Raises ConfigError, with the path."""
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise ConfigError(f"{path}: {fault}") from fault
 
 
 def read_secret(key: str, path: str) -> str:

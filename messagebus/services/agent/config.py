@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,10 +138,7 @@ class AgentConfig:
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
         """Read a TOML file; relative paths in it are relative to its folder."""
-        try:
-            values = tomllib.loads(Path(path).read_text())
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
-            raise ConfigError(f"{path}: {fault}") from fault
+        values = config.read_toml(path)
         folder = Path(path).absolute().parent
         for key in (
             "password_file",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Self, TypeVar
 from messagebus import Broker, BusConfig, ConfigError, PublisherConfig
 from messagebus.broker import is_http
 from messagebus.checks import raise_faults
+from messagebus.config import read_toml
 from messagebus.http.guard import is_loopback, is_public_url, names_faults
 from messagebus.message import BODY_BYTES_MAX
 from messagebus.terminal import did_you_mean
@@ -183,10 +183,7 @@ class GatewayConfig:
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
         """Read a TOML file. Raises ConfigError with every fault that was found."""
-        try:
-            values = tomllib.loads(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-            raise ConfigError(f"{path}: {fault}") from fault
+        values = read_toml(path)
         try:
             return cls.from_mapping(values)
         except ConfigError as fault:

@@ -23,7 +23,6 @@ import hashlib
 import logging
 import math
 import re
-import tomllib
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from messagebus import ConfigError, Secret
+from messagebus.config import read_toml
 from messagebus.http.allowance import Bucket, Places
 from messagebus.services.gateway.config import Limits
 from messagebus.services.gateway.problems import Problem
@@ -259,10 +259,7 @@ def _mark(path: str) -> object:
 
 def read_tokens(path: str | Path) -> dict[bytes, Principal]:
     """Read a file of tokens. Raises ConfigError with every fault; it shows no digest."""
-    try:
-        values = tomllib.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise ConfigError(f"{path}: {fault}") from fault
+    values = read_toml(path)
     faults = [f"{key}: unknown; tables [[token]] wanted" for key in values if key != "token"]
     found: dict[bytes, Principal] = {}
     entries = values.get("token", [])

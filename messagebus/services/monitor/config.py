@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Self
 from messagebus import BusConfig, ConfigError, Secret
 from messagebus.broker import Broker, is_http
 from messagebus.checks import raise_faults
+from messagebus.config import read_toml
 from messagebus.http.guard import is_loopback, is_public_url
 from messagebus.services.monitor.people import PASSWORD_FORM, ROLES, Person, Proxy, Role, Token
 from messagebus.terminal import did_you_mean
@@ -107,10 +107,7 @@ class MonitorConfig:
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
         """Read a TOML file; relative paths in it are relative to its folder. Raises ConfigError."""
-        try:
-            values = tomllib.loads(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-            raise ConfigError(f"{path}: {fault}") from fault
+        values = read_toml(path)
         try:
             return cls(**_read(values, Path(path).absolute().parent), path=str(path))
         except ConfigError as fault:
