@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from messagebus import Broker, BusConfig, ConfigError, PublisherConfig
 from messagebus.broker import is_http
-from messagebus.checks import raise_faults
+from messagebus.checks import raise_faults, range_faults
 from messagebus.config import read_toml
 from messagebus.http.guard import is_loopback, is_public_url, names_faults
 from messagebus.message import BODY_BYTES_MAX
@@ -97,12 +97,13 @@ class PushConfig:
             faults.append(f"push.url {self.url!r}: http:// or https:// address")
         if self.format not in FORMATS:
             faults.append(f"push.format {self.format!r}: {' or '.join(FORMATS)}")
-        if not 1 <= self.concurrency <= 1_000:
-            faults.append(f"push.concurrency {self.concurrency!r}: 1 to 1,000")
-        if not 1 <= self.attempts_max <= 1_000:
-            faults.append(f"push.attempts_max {self.attempts_max!r}: 1 to 1,000")
-        if not 0.1 <= self.timeout_s <= PUSH_TIMEOUT_S_MAX:
-            faults.append(f"push.timeout_s {self.timeout_s!r}: 0.1 to {PUSH_TIMEOUT_S_MAX:,}")
+        ranges = range_faults(
+            self,
+            concurrency=(1, 1_000),
+            attempts_max=(1, 1_000),
+            timeout_s=(0.1, PUSH_TIMEOUT_S_MAX),
+        )
+        faults += [f"push.{fault}" for fault in ranges]
         raise_faults(faults)
 
 
@@ -153,11 +154,7 @@ class GatewayConfig:
             faults.append("no login is possible: set tokens_file, bus_login or anonymous")
         if not (self.name.isascii() and self.name.isalnum() and len(self.name) <= 40):
             faults.append(f"name {self.name!r}: 1 to 40 letters and digits")
-        faults += [
-            f"{name} {value!r}: 0 to {STOP_S_MAX:,}"
-            for name in ("drain_s", "grace_s")
-            if not 0 <= (value := getattr(self, name)) <= STOP_S_MAX
-        ]
+        faults += range_faults(self, drain_s=(0.0, STOP_S_MAX), grace_s=(0.0, STOP_S_MAX))
         faults += [
             f"origins: {each!r}: an origin such as https://shop.example"
             for each in self.origins
