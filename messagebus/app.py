@@ -603,11 +603,13 @@ class App:
             publishing = replace(publishing, spool=None)
             left_out.append("spool")
         consuming = ConsumerConfig.from_env(environ)
-        for each in self._subscribers.values():
-            each.check(each.configured(consuming))
+        configs = {source: each.configured(consuming) for source, each in self._subscribers.items()}
+        for source, each in self._subscribers.items():
+            each.check(configs[source])
         publisher = clients.async_publisher(publishing, hooks=self._hooks)
         dedups = {
-            source: self._dedup_of(each, consuming) for source, each in self._subscribers.items()
+            source: self._dedup_of(each, configs[source])
+            for source, each in self._subscribers.items()
         }
         if any(
             dedups[each.source] is not self._given_dedup(each)
@@ -626,7 +628,7 @@ class App:
             consumers={
                 str(each.source): clients.async_consumer(
                     each.source,
-                    config=each.configured(consuming),
+                    config=configs[each.source],
                     hooks=self._hooks,
                     dedup=dedups[each.source],
                 )
@@ -637,10 +639,10 @@ class App:
     def _given_dedup(self, subscriber: _Subscriber) -> Deduplication:
         return self._dedup if subscriber.dedup is None else subscriber.dedup
 
-    def _dedup_of(self, subscriber: _Subscriber, consuming: ConsumerConfig) -> Deduplication:
+    def _dedup_of(self, subscriber: _Subscriber, config: ConsumerConfig) -> Deduplication:
         """Return the deduplication of a subscriber; in memory where no store outside is to be used."""
         given = self._given_dedup(subscriber)
-        found = None if self._with_store else as_dedup(given, subscriber.configured(consuming))
+        found = None if self._with_store else as_dedup(given, config)
         if found is None:
             return given
         from messagebus.stores import keeps_outside  # apps without deduplication do not pay for it
