@@ -11,6 +11,7 @@ capitals: MESSAGEBUS_USER, MESSAGEBUS_PUBLISHER_WINDOW, MESSAGEBUS_CONSUMER_PREF
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import tomllib
@@ -582,7 +583,7 @@ def _read(kind: type[T], values: Mapping[str, Any]) -> tuple[T, list[str]]:
 
 def _converted(kind: type[Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the known settings as their fields want them, and the faults of keys and types."""
-    types = _types_of(kind)
+    types = _types_of(kind)  # type: ignore[arg-type]  # a class has a hash
     faults = [_unknown(key, types) for key in values if key not in types]
     known: dict[str, Any] = {}
     for key, value in values.items():
@@ -594,7 +595,8 @@ def _converted(kind: type[Any], values: Mapping[str, Any]) -> tuple[dict[str, An
     return known, faults
 
 
-def _types_of(kind: type) -> dict[str, Any]:
+@functools.cache  # it evaluates annotations, and each client without a bus reads three configs
+def _types_of(kind: type) -> Mapping[str, Any]:
     """Return the type of each field, in order."""
     types = typing.get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
