@@ -149,16 +149,17 @@ class BusConfig(_Settings):
     tls_server_name: str = ""
 
     def __post_init__(self) -> None:
-        faults = self._take_url()
-        for name in _FILES:  # dials read them again, wherever the process has gone by then
-            if isinstance(file := getattr(self, name), str) and file:
-                object.__setattr__(self, name, str(Path(file).absolute()))
+        faults = []
         password: object = self.password
         if isinstance(password, str):  # a type checker says no, and no repr may show it
             object.__setattr__(self, "password", Secret(password))
         elif not isinstance(password, Secret):
             object.__setattr__(self, "password", Secret(""))
             faults.append(f"password: a text wanted, not {type(password).__name__}")
+        faults += self._take_url()
+        for name in _FILES:  # dials read them again, wherever the process has gone by then
+            if isinstance(file := getattr(self, name), str) and file:
+                object.__setattr__(self, name, str(Path(file).absolute()))
         urls: object = self.list_urls
         if isinstance(urls, str):
             object.__setattr__(self, "list_urls", ())
@@ -191,9 +192,8 @@ class BusConfig(_Settings):
         broker: object = self.broker
         if not isinstance(broker, str) or "://" not in broker:
             return []
-        object.__setattr__(
-            self, "broker", DEFAULT_BROKER
-        )  # no fault and no repr shows its password
+        # No fault and no repr shows its password.
+        object.__setattr__(self, "broker", DEFAULT_BROKER)
         try:
             url = AmqpUrl.parse(broker)
         except ConfigError as fault:
@@ -207,15 +207,12 @@ class BusConfig(_Settings):
             ("tls", url.tls, False),
         )
         for name, value, default in settings:
-            own = getattr(self, name)
-            own = Secret(own) if name == "password" and isinstance(own, str) else own
+            if value is None:
+                continue
             file = getattr(self, f"{name}_file", "")
-            if value is not None:
-                if own not in (default, value) or file:
-                    faults.append(
-                        f"{name}: the broker's URL has another one; leave one of them out"
-                    )
-                object.__setattr__(self, name, value)
+            if file or getattr(self, name) not in (default, value):
+                faults.append(f"{name}: the broker's URL has another one; leave one of them out")
+            object.__setattr__(self, name, value)
         return faults
 
     def _client_id_faults(self) -> list[str]:
@@ -595,7 +592,7 @@ def _converted(kind: type[Any], values: Mapping[str, Any]) -> tuple[dict[str, An
     return known, faults
 
 
-@functools.cache  # it evaluates annotations, and each client without a bus reads three configs
+@functools.cache  # it evaluates annotations: 0.1 ms each
 def _types_of(kind: type) -> Mapping[str, Any]:
     """Return the type of each field, in order."""
     types = typing.get_type_hints(kind)
