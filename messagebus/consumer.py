@@ -8,7 +8,6 @@ import dataclasses
 import logging
 import queue
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,7 +28,15 @@ from messagebus._io.consume.runs import (
     words_of,
 )
 from messagebus._io.hooks import hook_chain
-from messagebus._io.loop import Ends, LoopThread, OneStop, Tasks, is_interrupting, now_ms
+from messagebus._io.loop import (
+    Ends,
+    LoopThread,
+    OneStop,
+    Tasks,
+    is_interrupting,
+    now_ms,
+    warn_dropped,
+)
 from messagebus._io.wire import Wire
 from messagebus.config import AT_MOST_ONCE_DEDUP, BusConfig, ConsumerConfig, settings_of
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
@@ -273,12 +280,7 @@ class Consumer:
     def __del__(self) -> None:
         arrivals: _Arrivals | None = getattr(self, "_arrivals", None)
         if arrivals is not None and arrivals.status is Status.RUNNING and arrivals.is_here:
-            warnings.warn(
-                "a Consumer was dropped without stop(): use it by `with`",
-                ResourceWarning,
-                stacklevel=2,
-                source=self,
-            )
+            warn_dropped(self, "with")
             arrivals.begin_stop(0, waits=False)
 
     def __enter__(self) -> Self:

@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,7 +19,7 @@ from typing import Self
 
 from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.hooks import HookChain, Watched, hook_chain
-from messagebus._io.loop import LoopThread, OneStop, is_interrupting, now_ms
+from messagebus._io.loop import LoopThread, OneStop, is_interrupting, now_ms, warn_dropped
 from messagebus._io.publish.door import Door
 from messagebus._io.publish.drivers import Drivers, refuse_batches
 from messagebus._io.publish.publishes import (
@@ -238,12 +237,7 @@ class Publisher:
     def __del__(self) -> None:
         intake: _Intake | None = getattr(self, "_intake", None)
         if intake is not None and intake.status is RUNNING and intake.is_here:
-            warnings.warn(
-                "a Publisher was dropped without stop(): use it by `with`",
-                ResourceWarning,
-                stacklevel=2,
-                source=self,
-            )
+            warn_dropped(self, "with")
             intake.begin_stop(STOP_TIMEOUT_S, waits=False)
 
     # Publishing.

@@ -267,6 +267,14 @@ class OneStop:
         return await asyncio.shield(self._task)
 
 
+def warn_dropped(client: object, use: str, *, stacklevel: int = 3) -> None:
+    """Warn of a client that is collected while it runs; called by its `__del__`."""
+    name = type(client).__name__
+    article = "an" if name.startswith("A") else "a"
+    text = f"{article} {name} was dropped without stop(): use it by `{use}`"
+    warnings.warn(text, ResourceWarning, stacklevel=stacklevel, source=client)
+
+
 class Origin:
     """The loop that an asyncio client was started on, in its process."""
 
@@ -280,12 +288,7 @@ class Origin:
         """
         if os.getpid() != self._pid or self.loop.is_closed():
             return
-        warnings.warn(
-            f"an {type(client).__name__} was dropped without stop(): use it by `async with`",
-            ResourceWarning,
-            stacklevel=3,
-            source=client,
-        )
+        warn_dropped(client, "async with", stacklevel=4)
         with contextlib.suppress(RuntimeError):  # closed just now, by another thread
             self.loop.call_soon_threadsafe(stop)
 

@@ -12,13 +12,12 @@ import logging
 import random
 import secrets
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from messagebus._io.loop import LoopThread, OneStop, Tasks, now_ms
+from messagebus._io.loop import LoopThread, OneStop, Tasks, now_ms, warn_dropped
 from messagebus.aio import AsyncPublisher
 from messagebus.checks import raise_faults, range_faults
 from messagebus.clock import whole_ms
@@ -650,12 +649,7 @@ class Relay:
     def __del__(self) -> None:
         thread: LoopThread | None = getattr(self, "_thread", None)
         if thread is not None and thread.is_here and self.status is Status.RUNNING:
-            warnings.warn(
-                "a Relay was dropped without stop(): use it by `with`",
-                ResourceWarning,
-                stacklevel=2,
-                source=self,
-            )
+            warn_dropped(self, "with")
             thread.begin_stop(self._relay.stop(), waits=False)
 
     def __enter__(self) -> Self:
