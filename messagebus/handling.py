@@ -15,7 +15,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from messagebus.checks import range_faults
-from messagebus.clock import wall_ms
+from messagebus.clock import wall_ms, whole_ms
 from messagebus.core.attempts import Action, Drop, End, ParkKey, ParkNow, Rule, StopKey
 from messagebus.destination import DELAY_STEPS_MS
 from messagebus.errors import ConfigError
@@ -159,7 +159,7 @@ def checked_after(after_s: float, *, order: str = "none") -> int:
         )
     if not 0 <= after_s <= DELAY_S_MAX:
         raise ConfigError(f"after_s {after_s!r}: 0 to {DELAY_S_MAX:,.0f}")
-    return round(after_s * 1000)
+    return whole_ms(after_s)
 
 
 def checked_wait(timeout_s: float | None) -> float | None:
@@ -195,8 +195,8 @@ def rule_of(policy: RetryPolicy) -> Rule:
     """Return the policy as the rule of `core.attempts`."""
     return Rule(
         attempts_max=policy.attempts_max,
-        first_ms=round(policy.first_delay_s * 1000),
-        max_ms=round(policy.delay_max_s * 1000),
+        first_ms=whole_ms(policy.first_delay_s),
+        max_ms=whole_ms(policy.delay_max_s),
         factor=policy.factor,
         jitter=policy.jitter,
         then=_THEN[policy.then],

@@ -218,7 +218,7 @@ async def look_at(
     async def one(broker: str, start: Start) -> None:
         try:
             async with asyncio.timeout(within_s):
-                timeout_ms = round(within_s * 1000)
+                timeout_ms = whole_ms(within_s)
                 link = await wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
                 found[broker] = await look(link, stream, start)
         except (LinkLost, TimeoutError) as fault:

@@ -9,6 +9,7 @@ import ssl
 from typing import Any
 
 from messagebus.broker import Broker, parse_port
+from messagebus.clock import whole_ms
 from messagebus.errors import ConfigError
 from messagebus.http.connections import Connection, Connections
 from messagebus.tls import TlsFiles
@@ -48,7 +49,7 @@ def listen(key: str, address: str) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Each connection has it from its listener.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            unread_ms = round(UNREAD_S * 1000)
+            unread_ms = whole_ms(UNREAD_S)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         listener.bind((host, port))
         listener.listen(BACKLOG)

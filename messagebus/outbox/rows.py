@@ -17,7 +17,7 @@ from messagebus._io.amqp.properties import encode_entry
 from messagebus._io.hooks import add_headers
 from messagebus._io.publish.publishes import Outgoing
 from messagebus.bodies import decode_json
-from messagebus.clock import wall_ms
+from messagebus.clock import wall_ms, whole_ms
 from messagebus.core.relay import Row
 from messagebus.core.shards import SHARDS
 from messagebus.destination import Destination, Queue, parse_destination
@@ -92,7 +92,7 @@ def read_publish(
 
 def _due_ms(options: Options, now_ms: int) -> int | None:
     if "deliver_after_s" in options:
-        return now_ms + round(options["deliver_after_s"] * 1000)
+        return now_ms + whole_ms(options["deliver_after_s"])
     at = options.get("deliver_at")
     if at is None:
         return None

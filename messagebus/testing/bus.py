@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from messagebus._io.consume.driver import ConsumeDriver
 from messagebus._io.publish.drivers import Drivers
 from messagebus.aio import AsyncConsumer, AsyncPublisher
+from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.consumer import Consumer, as_dedup, as_source
 from messagebus.core.checkpoint import Checkpoint
@@ -221,7 +222,7 @@ class MemoryBus:
     # Time.
     def advance(self, seconds: float) -> None:
         """Let time pass at once: delays and retries become due, deadlines of open publishes pass."""
-        ms = round(seconds * 1000)
+        ms = whole_ms(seconds)
         if ms < 0:
             raise ValueError(f"advance({seconds!r}): time does not go back")
         self._brokers.advance(ms)
@@ -238,7 +239,7 @@ class MemoryBus:
 
     def slow(self, delay_s: float) -> None:
         """Delay confirms and deliveries by this time from now on, by the clock of `advance`; 0 ends it."""
-        self._brokers.slow_ms = round(delay_s * 1000)
+        self._brokers.slow_ms = whole_ms(delay_s)
 
     # Faults.
     def refuse_next(self, destination: Destination | Source | str, count: int = 1) -> None:

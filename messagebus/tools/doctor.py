@@ -361,7 +361,7 @@ async def _of_rights(bus: BusConfig, what: str, link: Link, rights: Rights) -> l
         link.address,
         credentials(bus),
         [right for _words, right, _kind, _name in asked],
-        timeout_ms=int(ANSWER_S * 1_000),
+        timeout_ms=whole_ms(ANSWER_S),
     )
     for words, right, kind, name in asked:
         if has is None or right not in has:

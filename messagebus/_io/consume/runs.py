@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from messagebus._io.hooks import HookChain
 from messagebus.checks import raise_faults
+from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.core.attempts import (
     Ack,
@@ -229,7 +230,7 @@ class Handling:
         self._policy = policy or RetryPolicy()
         self._rule, self._order = rule_of(self._policy), order
         if order != "none":
-            self._rule = self._rule._replace(limit_ms=round(PLACE_DELAY_S_MAX * 1000))
+            self._rule = self._rule._replace(limit_ms=whole_ms(PLACE_DELAY_S_MAX))
         checked_limit(time_limit_s)
         self._words, self._answers_first = words, answers_first
         self.limit_ns = None if time_limit_s is None else round(time_limit_s * 1e9)

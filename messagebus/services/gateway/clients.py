@@ -27,7 +27,7 @@ from messagebus import (
 from messagebus._io.agents.registration import credentials
 from messagebus._io.amqp.control import Right, rights_of
 from messagebus.admin import count_subscriptions
-from messagebus.clock import monotonic_ms
+from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.services.gateway.people import Principal
 from messagebus.services.gateway.problems import Problem
 
@@ -102,7 +102,7 @@ class RealBus:
         return bool(await self._rights(login, Right("read", source.amqp_queue)))
 
     async def _rights(self, login: Login, *asked: Right) -> set[Right] | None:
-        who, timeout_ms = credentials(self._as(login)), round(LOGIN_TIMEOUT_S * 1000)
+        who, timeout_ms = credentials(self._as(login)), whole_ms(LOGIN_TIMEOUT_S)
         return await rights_of(self._bus.address, who, asked, timeout_ms=timeout_ms)
 
     async def _count(self) -> set[str] | None:
@@ -240,7 +240,7 @@ class Publishers:
 
     async def close_idle(self) -> None:
         """End publishers of logins that nobody used for long. Called now and then."""
-        before_ms = monotonic_ms() - round(IDLE_S * 1000)
+        before_ms = monotonic_ms() - whole_ms(IDLE_S)
         idle = [
             n for n, each in self._others.items() if not each.users and each.free_ms < before_ms
         ]

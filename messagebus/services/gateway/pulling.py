@@ -25,7 +25,7 @@ from messagebus import (
     Source,
     Status,
 )
-from messagebus.clock import monotonic_ms
+from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.envelope import tagged
 from messagebus.services.gateway.clients import Bus
 from messagebus.services.gateway.config import Limits
@@ -209,7 +209,7 @@ class Pulls:
         """
         leases = self.leases
         deliveries = await reader.take(most, wait_s, bytes_max, lambda: leases.room(principal.name))
-        at_ms, lease_ms = monotonic_ms(), round(lease_s * 1000)
+        at_ms, lease_ms = monotonic_ms(), whole_ms(lease_s)
         self._unheld.clear()
         made = [
             leases.grant(principal.name, Held(reader, each, freed), at_ms, lease_ms, len(each.body))
@@ -262,7 +262,7 @@ class Pulls:
         how: after_s of retry, reason of retry and park, lease_s of extend, confirmed of ack.
         """
         if what == "extend":
-            lease_ms = round(how["lease_s"] * 1000)
+            lease_ms = whole_ms(how["lease_s"])
             ends = [self.leases.extend(t, principal.name, monotonic_ms(), lease_ms) for t in tokens]
             return [each if isinstance(each, str) else "done" for each in ends]
         taken = [self.leases.take(token, principal.name, what) for token in tokens]
