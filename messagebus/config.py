@@ -33,11 +33,12 @@ from messagebus.tls import TlsFiles
 __all__ = ["Batching", "BusConfig", "ConsumerConfig", "PublisherConfig", "Spool", "read_secret"]
 
 ENV_PREFIX = "MESSAGEBUS_"
-# Variables of that prefix that belong to commands, the operators' kits, the tests and the hot path's switch.
+# Variables of that prefix that are no settings: of the hot path and commands; of operators; of tests.
 NOT_SETTINGS = frozenset(
     {
-        *("inventory", "local_dir", "local_root", "test_time_factor", "hot_path", "token_file"),
-        "outbox_database",
+        *("hot_path", "outbox_database", "token_file"),
+        *("inventory", "local_dir", "local_root", "ssh_config"),
+        *("contract_broker", "hosts_suite", "model_runs", "test_time_factor"),
     }
 )
 NOT_BOTH = (

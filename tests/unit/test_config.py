@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,23 @@ from hypothesis import strategies as st
 
 from messagebus import AsyncPublisher, Consumer, Publisher, config
 from messagebus.broker import Broker
-from messagebus.config import Batching, BusConfig, ConsumerConfig, PublisherConfig, Spool
+from messagebus.config import (
+    ENV_PREFIX,
+    NOT_SETTINGS,
+    Batching,
+    BusConfig,
+    ConsumerConfig,
+    PublisherConfig,
+    Spool,
+)
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
+
+ROOT = Path(__file__).resolve().parents[2]
+# Names that end in a word: no beginning that code completes.
+VARIABLE = re.compile(r"(?<!\w)MESSAGEBUS_([A-Z_]*[A-Z])\b")
+# The other name of list_urls; a setting of Django; and a wrong one, which a test of commands sees refused.
+NO_FIELDS = {"list_url", "outbox", "usr"}
 
 
 def test_two_spellings_of_one_setting_are_not_chosen_from() -> None:
@@ -46,9 +61,32 @@ def test_an_empty_environment_is_the_defaults() -> None:
     assert BusConfig.from_env({}) == BusConfig()
 
 
+def test_every_variable_that_code_names_is_a_setting_or_known_to_be_none() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py", "*.sh", "Makefile"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    # Many variables of unit tests are wrong, to see them refused.
+    paths = [ROOT / each for each in listed if not each.startswith("tests/unit/")]
+    code = [path.read_text() for path in paths if path.exists()]
+    assert len(code) > 500
+    kinds = {"": BusConfig, "publisher_": PublisherConfig, "consumer_": ConsumerConfig}
+    settings = {
+        f"{begin}{field.name}"
+        for begin, kind in kinds.items()
+        for field in dataclasses.fields(kind)
+    }
+    known = settings | NOT_SETTINGS | NO_FIELDS
+    named = {word.lower() for text in code for word in VARIABLE.findall(text)}
+    assert {"dial_timeout_s", "inventory", "list_url"} <= named
+    assert named - known == set()
+
+
 def test_what_operators_and_tests_set_is_no_setting() -> None:
-    others = ["MESSAGEBUS_INVENTORY", "MESSAGEBUS_LOCAL_DIR", "MESSAGEBUS_LOCAL_ROOT"]
-    others += ["MESSAGEBUS_TEST_TIME_FACTOR"]
+    others = [f"{ENV_PREFIX}{word.upper()}" for word in NOT_SETTINGS]
     assert BusConfig.from_env(dict.fromkeys(others, "x")) == BusConfig()
 
 
