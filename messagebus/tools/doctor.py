@@ -16,7 +16,7 @@ import resource
 import ssl
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import version
@@ -231,21 +231,22 @@ async def _of_address(
         link = await dial(address, credentials(bus), timeout_ms=timeout_ms)
     except (LinkError, ConfigError) as why:
         return [await _why_no_link(bus, what, address, why)], ""
+    took_ms = 1_000 * (time.monotonic() - began_s)
+    called = f" as {link.broker}" if link.broker else ""
+    found = [_well(what, f"answers{called} to user {bus.current_user()} in {took_ms:.0f} ms")]
+    if is_named and link.broker not in ("", address.name):
+        todo = "correct the list, or the forwarding of this address"
+        found = [_fault(what, f"{link.broker} answers at this address", todo)]
     try:
-        took_ms = 1_000 * (time.monotonic() - began_s)
-        called = f" as {link.broker}" if link.broker else ""
-        found = [_well(what, f"answers{called} to user {bus.current_user()} in {took_ms:.0f} ms")]
-        if is_named and link.broker not in ("", address.name):
-            todo = "correct the list, or the forwarding of this address"
-            found = [_fault(what, f"{link.broker} answers at this address", todo)]
         if bus.tls and (end_s := await _peer_ends_s(bus, address)):
             found.append(_of_days(what, "its certificate", end_s))
-        found += await _of_rights(bus, what, link, rights)
-        return found, link.broker
+        async for each in _of_rights(bus, what, link, rights):
+            found.append(each)
     except LinkError as why:
-        return [_fault(what, why.reason, "read the broker's log")], ""
+        found.append(_fault(what, why.reason, "read the broker's log"))
     finally:
         await link.close()
+    return found, link.broker
 
 
 async def _unreachable(what: str, host: str, port: int) -> Finding | None:
@@ -352,11 +353,12 @@ async def _peer_ends_s(bus: BusConfig, address: Broker) -> float | None:
     return float(ssl.cert_time_to_seconds(told["notAfter"])) if told else None
 
 
-async def _of_rights(bus: BusConfig, what: str, link: Link, rights: Rights) -> list[Finding]:
+async def _of_rights(
+    bus: BusConfig, what: str, link: Link, rights: Rights
+) -> AsyncIterator[Finding]:
     asked = list(rights)
     if not asked:
-        return []
-    found = []
+        return
     has = await rights_of(
         link.address,
         credentials(bus),
@@ -366,17 +368,16 @@ async def _of_rights(bus: BusConfig, what: str, link: Link, rights: Rights) -> l
     for words, right, kind, name in asked:
         if has is None or right not in has:
             todo = f"grant {right.operation} on {right.name} to the user: ops provision"
-            found.append(_fault(what, f"user {bus.current_user()} has no right to {words}", todo))
+            yield _fault(what, f"user {bus.current_user()} has no right to {words}", todo)
             continue
         try:
             await link.try_call(f"{kind}_declare", **{kind: right.name}, passive=True)
         except ChannelRefused as refused:
             if refused.code != NOT_FOUND:
                 raise
-            found.append(_fault(what, f"there is no {name}", f"messagebus declare {name}"))
+            yield _fault(what, f"there is no {name}", f"messagebus declare {name}")
         else:
-            found.append(_well(what, f"may {words}"))
-    return found
+            yield _well(what, f"may {words}")
 
 
 # Lists and agents.

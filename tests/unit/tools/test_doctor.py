@@ -18,7 +18,11 @@ import pytest
 from click.testing import CliRunner
 
 from messagebus.__main__ import cli
+from messagebus._io.amqp.control import Right
+from messagebus._io.amqp.link import Link
 from messagebus.commands import options
+from messagebus.destination import Subscription, Topic, parse_destination
+from messagebus.errors import LinkLost
 from messagebus.observing.rules import FIRST
 from messagebus.observing.snapshot import NO_LINK
 from messagebus.tls import TlsFiles
@@ -60,10 +64,10 @@ class Rig:
     monkeypatch: pytest.MonkeyPatch
     env: dict[str, str] = field(default_factory=dict)
 
-    def examine(self) -> list[doctor.Finding]:
+    def examine(self, rights: doctor.Rights | None = None) -> list[doctor.Finding]:
         for name, text in self.env.items():
             self.monkeypatch.setenv(name, text)
-        return doctor.examine(os.environ, doctor.Rights())
+        return doctor.examine(os.environ, rights or doctor.Rights())
 
     def show(self, *lines: str) -> None:
         self.agents.text = "# cluster: c\n# generation: 3\n" + "".join(f"{e}\n" for e in lines)
@@ -313,6 +317,29 @@ def test_the_command_tells_a_line_each_and_ends_with_7(rig: Rig) -> None:
     assert "hush-hush" not in done.output
     told = CliRunner().invoke(cli, ["doctor", "--json"], prog_name="messagebus", env=rig.env)
     assert {row["mark"] for row in json.loads(told.stdout)} == {"well", "fault"}
+
+
+@pytest.mark.parametrize("lost_at", ["rights", "queue"])
+def test_what_was_found_before_a_link_was_lost_is_shown_too(rig: Rig, lost_at: str) -> None:
+    async def rights_of(*_: object, **__: object) -> set[Right]:
+        if lost_at == "rights":
+            raise LinkLost(rig.rabbit.name, "rights are not told in time")
+        return {Right("read", "mb.sub/orders/billing")}
+
+    async def try_call(*_: object, **__: object) -> None:
+        raise LinkLost(rig.rabbit.name, "hung up")
+
+    rig.monkeypatch.setattr(doctor, "rights_of", rights_of)
+    rig.monkeypatch.setattr(Link, "try_call", try_call)
+    asked = doctor.Rights([parse_destination("orders")], [Subscription(Topic("orders"), "billing")])
+    found = rig.examine(asked)
+    told = [each.told for each in found if each.what.startswith("broker")]
+    assert told[0].startswith("answers as")
+    assert told[1:] == (
+        ["rights are not told in time"]
+        if lost_at == "rights"
+        else ["user guest has no right to publish to orders", "hung up"]
+    )
 
 
 def test_a_profile_is_named_as_the_source_of_its_settings(rig: Rig) -> None:
