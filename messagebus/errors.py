@@ -31,7 +31,8 @@ MessageBusError
     AlreadySettled                    the application answered one delivery twice
     RecordingFailed                   events cannot be written to a file
 
-docs/reference/errors.md has what happened, the cause and the remedy for each.
+docs/reference/errors.md has what happened, the cause and the remedy for each; `docs` of an error is its
+section there.
 
 pika's exceptions never leave ``messagebus._io``.
 """
@@ -39,6 +40,7 @@ pika's exceptions never leave ``messagebus._io``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from messagebus.stats import Outcome, Published
 
@@ -76,18 +78,45 @@ __all__ = [
 ]
 
 
+# The page with a heading for each class below.
+PAGE = "docs/reference/errors.md"
+
+
+class _Notes:
+    """Notes of an error, as tracebacks print them (PEP 678); made when somebody first reads them."""
+
+    def __get__(self, error: MessageBusError | None, owner: type) -> list[str]:
+        if error is None or not error.docs:
+            raise AttributeError("__notes__")
+        notes: list[str] = vars(error).setdefault("__notes__", [f"see {error.docs}"])
+        return notes
+
+
 class MessageBusError(Exception):
     """Root of all errors of this library.
 
+    docs: page and heading of its cause and remedy, such as ``#notready`` of docs/reference/errors.md; a
+    traceback, a command and a log line name it. Empty for an error that has no heading there.
     ends: of `send_many`, the ends of the payloads that were accepted before, in order; the rest was not sent.
     """
 
+    docs: ClassVar[str] = ""
     ends: Sequence[Published] = ()
+    __notes__ = _Notes()  # type: ignore[assignment]  # of BaseException: a list
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__:
+            cls.docs = f"{PAGE}#{cls.__name__.lower()}"
 
 
 def reason_of(fault: BaseException) -> str:
     """Return the text of an error in one line, or the name of its class where it has none."""
     return " ".join(str(fault).split()) or type(fault).__name__
+
+
+def docs_of(fault: BaseException) -> str:
+    """Return the `docs` of an error of this library; "" for all others."""
+    return fault.docs if isinstance(fault, MessageBusError) else ""
 
 
 class ConfigError(MessageBusError, ValueError):

@@ -401,7 +401,10 @@ class _Reader:
         """Return where to go on behind a gap. Raises ReplayGap unless the replay may go on."""
         if not self._driver.goes_on:
             raise ReplayGap(self.broker, gap.reason, gap.lost)
-        log.warning("gap broker=%s reason=%r lost=%s", self.broker, gap.reason, gap.lost)
+        log.warning(
+            "gap broker=%s reason=%r lost=%s docs=%s",
+            *(self.broker, gap.reason, gap.lost, ReplayGap.docs),
+        )
         self.last = None
         self.start = max(1, position.ms - CLOCKS_MS) if position.ms else "first"
         return self.start
@@ -571,7 +574,9 @@ class ReplayDriver:
                 self.fail(ReplayGap(broker, NOT_LISTED))
                 continue
             del self._positions[broker]  # so that the next checkpoint has no gap there
-            log.warning("gap broker=%s reason=%r lost=None", broker, NOT_LISTED)
+            log.warning(
+                "gap broker=%s reason=%r lost=None docs=%s", broker, NOT_LISTED, ReplayGap.docs
+            )
 
     async def _run(self, reader: _Reader) -> None:
         try:

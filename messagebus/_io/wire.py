@@ -16,7 +16,7 @@ from messagebus._io.loop import now_ms
 from messagebus.broker import Broker, BrokerList
 from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
-from messagebus.errors import NOT_FOUND, ChannelRefused, LinkLost, MessageBusError
+from messagebus.errors import NOT_FOUND, ChannelRefused, LinkLost, MessageBusError, docs_of
 from messagebus.topology import Options, Wanted
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 OUTAGE_TOLD_EVERY_MS = 60_000
 # A registration answers within 10 s, and settling a queue takes 4 s of them.
 ABSENT_TOLD_AFTER_MS = 10_000
+# Text for a TimeoutError, which has none.
+TOO_LATE = "no answer in time"
 # A question for news of homes ends after this.
 NEWS_WAIT_S = 30
 # One that failed, or brought nothing new, is asked again after twice the first, and so on.
@@ -38,22 +40,23 @@ class Outage:
         self._log = log
         self._since_ms = self._told_ms = self._dials = 0
 
-    def dial_failed(self, broker: str, reason: str, *, is_absent: bool = False) -> None:
+    def dial_failed(self, broker: str, fault: Exception) -> None:
         """Note a dial that failed while the client has no link.
 
-        is_absent: the broker answers, and lacks a queue or exchange, which may be being created: the line
-        waits for ABSENT_TOLD_AFTER_MS.
+        Where the broker answers and lacks a queue or exchange, that may be being created: the line waits for
+        ABSENT_TOLD_AFTER_MS.
         """
         now = now_ms()
         self._since_ms = self._since_ms or now
         self._dials += 1
-        if is_absent and now - self._since_ms < ABSENT_TOLD_AFTER_MS:
+        if is_absent(fault) and now - self._since_ms < ABSENT_TOLD_AFTER_MS:
             return
         if not self._told_ms or now - self._told_ms >= OUTAGE_TOLD_EVERY_MS:
             self._told_ms = now
             self._log.warning(
-                "no broker is reached broker=%s for_s=%d dials=%d reason=%r",
-                *(broker, (now - self._since_ms) // 1_000, self._dials, reason),
+                "no broker is reached broker=%s for_s=%d dials=%d reason=%r docs=%s",
+                *(broker, (now - self._since_ms) // 1_000, self._dials, str(fault) or TOO_LATE),
+                docs_of(fault) or LinkLost.docs,
             )
 
     def over(self, broker: str) -> None:

@@ -31,6 +31,7 @@ from messagebus.errors import (
     NotReady,
     RegistrationIncomplete,
     Unroutable,
+    docs_of,
     reason_of,
 )
 from messagebus.terminal import say
@@ -133,7 +134,9 @@ def run(
         return Exit.FAILED
     except (*CODES, *codes) as fault:
         found = code_of(fault, codes)
-        return failed(f"{_told(fault)}{hint() if found is not Exit.USAGE else ''}", found)
+        why = hint() if found is not Exit.USAGE else ""
+        docs = f" [{place}]" if (place := docs_of(fault)) else ""
+        return failed(f"{_told(fault)}{why}{docs}", found)
     return int(code) if isinstance(code, int) else Exit.DONE
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from messagebus import Delivery, Message, MessageBusError, MessageInvalid, WrongPayload
+from messagebus.errors import PAGE
 from messagebus.integrations import cloudevents
 from messagebus.payloads import Reader
 
@@ -34,6 +35,8 @@ NO_SCHEMA, NOT_COMPATIBLE, NO_AVRO = 40403, 409, 42201
 
 class RegistryUnavailable(MessageBusError):
     """Raised when the schema registry does not answer as it should; try again later."""
+
+    docs = f"{PAGE}#registryunavailable"
 
 
 def _read(body: Callable[[Delivery], Any], faults: tuple[type[Exception], ...]) -> Reader:

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Literal, TextIO
 
-from messagebus.errors import ConfigError
+from messagebus.errors import ConfigError, docs_of
 
 __all__ = ["FORMS", "JsonFormatter", "TextFormatter", "configure_logging"]
 
@@ -45,7 +45,8 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 class JsonFormatter(logging.Formatter):
     """Formatter of JSON objects: time, level, logger, event, then the pairs of the line and of ``extra``.
 
-    time: UTC, to the microsecond. exception: its type, text and trace, where there is one.
+    time: UTC, to the microsecond. exception: its type, text and trace, and for an error of this library its
+    ``docs``, where there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -62,6 +63,8 @@ class JsonFormatter(logging.Formatter):
                 "text": plain_error(error),
                 "trace": plain_trace(error),
             }
+            if docs := docs_of(error):
+                shown["exception"]["docs"] = docs
         for name, value in _extra(record).items():
             shown.setdefault(name, _plain(value))
         return _encodable(json.dumps(shown, ensure_ascii=False, default=_text))
@@ -70,7 +73,8 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """Formatter of one line a record for people: time, level, logger, text.
 
-    An exception is ``exception="type: text"``. trace: its traceback stands below, over several lines.
+    An exception is ``exception="type: text"``, with ``docs=`` for an error of this library. trace: its
+    traceback follows, over several lines.
     """
 
     def __init__(self, *, trace: bool = False) -> None:
@@ -85,6 +89,8 @@ class TextFormatter(logging.Formatter):
             return _encodable(line)
         said = f"{type(error).__qualname__}: {plain_error(error)}"
         line = f"{line} exception={json.dumps(said, ensure_ascii=False)}"
+        if docs := docs_of(error):
+            line = f"{line} docs={docs}"
         return _encodable(f"{line}\n{plain_trace(error)}" if self._trace else line)
 
 

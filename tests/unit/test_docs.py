@@ -372,13 +372,30 @@ def test_every_attribute_that_an_instance_sets_is_described_or_has_an_underscore
         assert missing == [], f"{name}: public, and its docstring has no word about {missing}"
 
 
+def public_errors() -> dict[str, type[errors.MessageBusError]]:
+    """Return every public error by its name, those of integrations too."""
+    return {cls.__name__: cls for _, cls in classes() if issubclass(cls, errors.MessageBusError)}
+
+
+def test_every_public_error_leads_to_its_own_section_and_every_section_has_its_error() -> None:
+    page = ROOT / "docs" / "reference" / "errors.md"
+    led_to = {name: cls.docs for name, cls in public_errors().items() if cls.docs}
+    assert public_errors().keys() - led_to.keys() == {"MessageBusError"}, "which nothing raises"
+    assert [name for name, docs in led_to.items() if is_broken(ROOT / "README.md", docs)] == []
+    headings = re.findall(r"^### (\w+)$", page.read_text(), re.M)
+    assert sorted(led_to.values()) == sorted(
+        f"docs/reference/errors.md#{name.lower()}" for name in headings if name in led_to
+    )
+    assert {*headings} == {*public_errors()}
+
+
 def test_every_public_error_has_its_row_its_exit_code_and_its_section() -> None:
     page = ROOT / "docs" / "reference" / "errors.md"
     text, anchors = page.read_text(), anchors_of(page)
     rows = dict(re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| (.*) \|$", text, re.M))
-    assert sorted(rows) == sorted(errors.__all__)
+    assert sorted(rows) == sorted(public_errors())
     for name, row in rows.items():
-        cls = getattr(errors, name)
+        cls = public_errors()[name]
         parents, code, _again = row.split(" | ")
         assert parents == ", ".join(f"`{base.__name__}`" for base in cls.__bases__), name
         mapped = next(CODES[each] for each in cls.__mro__ if each in CODES)
@@ -389,8 +406,8 @@ def test_every_public_error_has_its_row_its_exit_code_and_its_section() -> None:
 def test_every_error_without_subclasses_has_its_cause_and_remedy() -> None:
     text = (ROOT / "docs" / "reference" / "errors.md").read_text()
     sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, re.M | re.S))
-    for name in errors.__all__:
-        if not getattr(errors, name).__subclasses__():
+    for name, cls in public_errors().items():
+        if not [each for each in cls.__subclasses__() if each.__name__ in public_errors()]:
             parts = re.findall(r"^- \*\*(.*?):\*\* \S", sections[name], re.M)
             assert parts == ["What happened", "Cause", "Remedy"], name
 

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import re
+import traceback
 from collections.abc import Callable
 from types import ModuleType
 
@@ -57,6 +58,29 @@ def test_the_printed_tree_is_the_tree(told_by: ModuleType) -> None:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_error_says_when_it_is_raised(kind: type[Exception]) -> None:
     assert re.match("Raised when|Root of", kind.__doc__ or "")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CLASSES if kind is not errors.MessageBusError])
+def test_a_traceback_of_an_error_names_its_section(kind: type[errors.MessageBusError]) -> None:
+    fault = kind.__new__(kind, "broken")
+    told = traceback.format_exception(fault)
+    assert told[-1] == f"see docs/reference/errors.md#{kind.__name__.lower()}\n"
+    assert "docs/" not in str(fault)
+
+
+def test_notes_of_an_application_stand_beside_the_section() -> None:
+    fault = errors.NotReady("broken")
+    fault.add_note("while order 17 was published")
+    told = ["see docs/reference/errors.md#notready", "while order 17 was published"]
+    assert fault.__notes__ == told == pickle.loads(pickle.dumps(fault)).__notes__
+    assert errors.NotReady("another").__notes__ == told[:1]
+
+
+def test_an_error_of_others_names_no_section_but_one_below_ours_names_that() -> None:
+    own = type("Own", (errors.MessageBusError,), {})
+    below = type("Below", (errors.NotFound,), {})
+    assert not hasattr(own(), "__notes__")
+    assert below.docs == errors.NotFound.docs
 
 
 @pytest.mark.parametrize(

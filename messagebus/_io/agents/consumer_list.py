@@ -204,7 +204,9 @@ class ListFollower:
         keeper = self.keeper
         keeper.failed()
         if self._warnings.allows():
-            log.warning("list fault count=%d reason=%r", keeper.faults, str(fault))
+            log.warning(
+                "list fault count=%d reason=%r docs=%s", keeper.faults, str(fault), fault.docs
+            )
         wait_ms = backoff_ms(
             keeper.faults_in_a_row,
             first_ms=RETRY_FIRST_MS,

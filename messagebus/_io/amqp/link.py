@@ -61,8 +61,6 @@ ABORT_TIMEOUT_MS = 500
 PIKA_LATER_S = 1.0
 # Characters of a reason.
 REASON_MAX = 300
-# Text for a TimeoutError, which has none.
-TOO_LATE = "no answer in time"
 # pika puts a broker's reason inside its own: ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - ...'
 BROKER_SAID = re.compile(r"""ConnectionClosedByBroker: \(\d+\) ['"](.*)['"]""", re.S)
 

@@ -20,13 +20,13 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING
 
-from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
+from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, Link
 from messagebus._io.consume.idle import IdleLinks
 from messagebus._io.consume.inbox import Inbox
 from messagebus._io.consume.registering import Registering
 from messagebus._io.consume.way import Way
 from messagebus._io.loop import Conditions, Tasks, now_ms
-from messagebus._io.wire import Outage, Wire, is_absent
+from messagebus._io.wire import TOO_LATE, Outage, Wire, is_absent
 from messagebus.broker import Broker, BrokerList
 from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, ConsumerConfig
@@ -288,7 +288,7 @@ class ConsumerLinks:
         if isinstance(fault, LoginRefused):
             self._registering.login_refused(fault)
         elif not self.is_attached_to_one():
-            self.outage.dial_failed(broker, str(fault) or TOO_LATE, is_absent=is_absent(fault))
+            self.outage.dial_failed(broker, fault)
         if is_absent(fault):
             self._registering.begin()
         if self.members.states.get(broker) is State.DIALING:
@@ -329,7 +329,9 @@ class ConsumerLinks:
         was_attached = self.members.states.get(broker) in (State.OPEN, State.DRAINING)
         self._forget(broker)
         if was_attached:
-            log.warning("link lost broker=%s owed=%d reason=%r", broker, owed, why.reason)
+            log.warning(
+                "link lost broker=%s owed=%d reason=%r docs=%s", broker, owed, why.reason, why.docs
+            )
         self.members.lost(broker, now_ms(), random.random())
         if was_attached:
             self.perform(self.members.tick(now_ms()))

@@ -12,9 +12,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from messagebus._io.amqp.link import TOO_LATE
 from messagebus._io.loop import Conditions, Tasks
-from messagebus._io.wire import Registration, Topology
+from messagebus._io.wire import TOO_LATE, Registration, Topology
 from messagebus.destination import Source, Subscription, expires
 from messagebus.errors import (
     LoginRefused,
@@ -84,11 +83,13 @@ class Registering:
             except RegistrationIncomplete as fault:
                 self.registration = Registration(False, missing=fault.missing)
                 log.warning(
-                    "registration incomplete subscription=%s reason=%r", self._source, str(fault)
+                    "registration incomplete subscription=%s reason=%r docs=%s",
+                    *(self._source, str(fault), fault.docs),
                 )
             except TopologyMismatch as fault:
                 log.error(
-                    "registration refused subscription=%s reason=%r", self._source, str(fault)
+                    "registration refused subscription=%s reason=%r docs=%s",
+                    *(self._source, str(fault), fault.docs),
                 )
                 self.fatal = fault
                 self._changed.look()
@@ -100,7 +101,10 @@ class Registering:
                 same = same + 1 if str(fault) == told else 0
                 told = str(fault)
                 if same % LOGGED_EVERY == 0:
-                    log.warning("registration failed subscription=%s reason=%r", self._source, told)
+                    log.warning(
+                        "registration failed subscription=%s reason=%r docs=%s",
+                        *(self._source, told, fault.docs),
+                    )
                 await asyncio.sleep(REGISTER_RETRY_MS / 1000)
             else:
                 complete = self.registration.complete
@@ -123,7 +127,9 @@ class Registering:
         A running client tries again, slowly: the password may rotate, and one broker's refusal is no reason
         to leave the others.
         """
-        log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
+        log.error(
+            "login refused broker=%s reason=%r docs=%s", fault.broker, fault.reason, fault.docs
+        )
         self.fatal = fault
         self._changed.look()
         self._on_ready()

@@ -157,9 +157,10 @@ class StoreTurns:
         why = (str(fault) or "no answer in time") if is_ours else type(fault).__name__
         log.log(
             logging.WARNING if is_away else logging.ERROR,
-            "store is away subscription=%s reason=%r: %s",
+            "store is away subscription=%s reason=%r docs=%s: %s",
             self._subscription,
             why,
+            ConfigError.docs if isinstance(fault, ConfigError) else StoreAway.docs,
             "nothing is handed out" if self.waits_when_away else "handlers run without it",
         )
 

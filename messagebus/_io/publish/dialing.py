@@ -6,11 +6,11 @@ import asyncio
 import logging
 from typing import Protocol
 
-from messagebus._io.amqp.link import TOO_LATE, Link
+from messagebus._io.amqp.link import Link
 from messagebus._io.loop import Tasks
 from messagebus._io.publish.publishes import Address
 from messagebus._io.publish.routes import RoutePolicy
-from messagebus._io.wire import Outage, Wire, is_absent
+from messagebus._io.wire import TOO_LATE, Outage, Wire
 from messagebus.broker import Broker
 from messagebus.clock import LogLimit
 from messagebus.config import BusConfig
@@ -105,12 +105,15 @@ class Dialer:
         log.debug("dial failed broker=%s reason=%r", self._bus.broker, reason)
         if isinstance(fault, LoginRefused):
             if _refusals.allows():
-                log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
+                log.error(
+                    "login refused broker=%s reason=%r docs=%s",
+                    *(fault.broker, fault.reason, fault.docs),
+                )
             self.login_refused(fault)
             self.last_fault = f"; login refused: {reason}"
         else:
             if not self._user.is_linked and self._policy.avoids() is None:
-                self.outage.dial_failed(self._bus.broker, reason, is_absent=is_absent(fault))
+                self.outage.dial_failed(self._bus.broker, fault)
             if self.fatal is None:  # else that a later dial had no answer says less
                 self.last_fault = f"; last fault: {reason}"
         # A refused certificate locks no account.

@@ -248,7 +248,10 @@ class Links:
         settled = self._pending.link_lost(number, now_ms(), why.reason, refused=refused)
         self._user.settle(settled)
         self._destinations.link_lost(why)
-        log.warning("link lost broker=%s in_flight=%d reason=%r", why.broker, in_flight, why.reason)
+        log.warning(
+            "link lost broker=%s in_flight=%d reason=%r docs=%s",
+            *(why.broker, in_flight, why.reason, why.docs),
+        )
         if self.route.current == number:
             self.dialer.connected.clear()
         self.route.lost(number, now_ms(), random.random())

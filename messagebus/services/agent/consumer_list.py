@@ -130,7 +130,10 @@ class ListFile:
             return
         self.faults += 1
         self.fault = fault
-        log.warning('list refused, serving the last good one file=%s fault="%s"', self._path, fault)
+        log.warning(
+            'list refused, serving the last good one file=%s fault="%s" docs=%s',
+            *(self._path, fault, ListInvalid.docs),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

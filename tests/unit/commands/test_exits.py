@@ -103,6 +103,16 @@ def test_an_error_is_one_line_with_its_code(fault: BaseException | int, code: Ex
     assert not told or told.startswith("bus: ")
 
 
+def test_an_error_ends_with_the_section_that_explains_it() -> None:
+    _, told = said(errors.NotReady("no answer from mb1"), hint=" (mb1 is the default)")
+    assert told == (
+        "bus: no answer from mb1 (mb1 is the default) [docs/reference/errors.md#notready]\n"
+    )
+    assert [said(fault)[1] for fault in (NoAnswer("x"), OSError("x"), click.UsageError("x"))] == (
+        3 * ["bus: x\n"]
+    )
+
+
 def test_a_defect_is_no_one_liner() -> None:
     done = CliRunner().invoke(program(ZeroDivisionError("x")), ["act"])
     assert isinstance(done.exception, ZeroDivisionError)
@@ -125,8 +135,11 @@ def test_a_missing_file_is_told_by_its_name() -> None:
 
 
 def test_what_the_settings_lack_is_said_unless_the_command_itself_is_wrong() -> None:
-    assert said(errors.NotReady("x"), hint=" (Y is not set)")[1] == "bus: x (Y is not set)\n"
-    assert said(errors.ConfigError("x"), hint=" (Y is not set)")[1] == "bus: x\n"
+    told = said(errors.NotReady("x"), hint=" (Y is not set)")[1]
+    assert told.startswith("bus: x (Y is not set) [")
+    assert said(errors.ConfigError("x"), hint=" (Y is not set)")[1] == (
+        "bus: x [docs/reference/errors.md#configerror]\n"
+    )
 
 
 def test_without_a_command_it_prints_its_help() -> None:

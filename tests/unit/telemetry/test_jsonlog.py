@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from messagebus.core.deliveries import Receipt
 from messagebus.destination import Queue, Subscription, Topic
-from messagebus.errors import ConfigError, Refused
+from messagebus.errors import ConfigError, MessageBusError, Refused, StoreAway
 from messagebus.message import Delivery, Message
 from messagebus.secret import Secret
 from messagebus.telemetry import semconv
@@ -127,6 +127,16 @@ def test_exceptions_are_bounded_and_on_the_line() -> None:
     for line in (json.dumps(shown), text):
         assert len(line) < 12_000
         assert PASSWORD not in line
+
+
+def test_an_error_of_this_library_is_logged_with_its_section() -> None:
+    made = record("answer failed", **raised(StoreAway("no answer")))
+    place = "docs/reference/errors.md#storeaway"
+    assert as_json(made)["exception"]["docs"] == place
+    assert TextFormatter().format(made).endswith(f'exception="StoreAway: no answer" docs={place}')
+    other = record("answer failed", **raised(MessageBusError("no heading")))
+    assert "docs" not in as_json(other)["exception"]
+    assert "docs=" not in TextFormatter().format(other)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from messagebus import AsyncConsumer, AsyncPublisher, LinkLost, LoginRefused, Refused
+from messagebus import (
+    AsyncConsumer,
+    AsyncPublisher,
+    ChannelRefused,
+    LinkLost,
+    LoginRefused,
+    Refused,
+)
 from messagebus._io import wire
 from messagebus._io.amqp.link import Link
 from messagebus._io.publish import dialing
@@ -70,16 +77,17 @@ def test_a_broker_that_lacks_a_queue_in_the_making_is_no_outage(
     clock = [1_000]
     monkeypatch.setattr(wire, "now_ms", lambda: clock[0])
     outage = Outage(log)
-    outage.dial_failed("b1", "404 no queue", is_absent=True)
+    absent = ChannelRefused("b1", 404, "no queue")
+    outage.dial_failed("b1", absent)
     clock[0] += wire.ABSENT_TOLD_AFTER_MS - 1
-    outage.dial_failed("b1", "404 no queue", is_absent=True)
+    outage.dial_failed("b1", absent)
     outage.over("b1")
     assert caplog.messages == []
     for _ in range(2):
-        outage.dial_failed("b1", "404 no queue", is_absent=True)
+        outage.dial_failed("b1", absent)
         clock[0] += wire.ABSENT_TOLD_AFTER_MS
     assert [each.split("for_s=")[1] for each in caplog.messages] == [
-        "10 dials=2 reason='404 no queue'"
+        f"10 dials=2 reason='b1: 404 no queue' docs={absent.docs}"
     ]
 
 
@@ -110,18 +118,19 @@ def test_a_long_outage_is_told_once_a_minute(
     outage = Outage(log)
     outage.over("b1")
     assert caplog.messages == []
+    why = "reason='no answer in time' docs=docs/reference/errors.md#linklost"
     for _ in range(130):
-        outage.dial_failed("b1", "refused")
+        outage.dial_failed("b1", TimeoutError())
         clock[0] += 1_000
     assert [each.split("for_s=")[1] for each in caplog.messages] == [
-        "0 dials=1 reason='refused'",
-        "60 dials=61 reason='refused'",
-        "120 dials=121 reason='refused'",
+        f"0 dials=1 {why}",
+        f"60 dials=61 {why}",
+        f"120 dials=121 {why}",
     ]
     outage.over("b1")
     assert "after_s=130" in caplog.messages[-1]
-    outage.dial_failed("b1", "refused")
-    assert caplog.messages[-1].endswith("for_s=0 dials=1 reason='refused'")
+    outage.dial_failed("b1", TimeoutError())
+    assert caplog.messages[-1].endswith(f"for_s=0 dials=1 {why}")
     assert OUTAGE_TOLD_EVERY_MS == 60_000
 
 

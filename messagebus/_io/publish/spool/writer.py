@@ -31,6 +31,7 @@ from messagebus.core.pending import (
     Item,
 )
 from messagebus.core.spool import HEADER_BYTES, RECORD_BYTES, encode_record
+from messagebus.errors import SpoolFull
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -245,7 +246,7 @@ class Writer:
         if self.disk is Disk.TAKING:
             messages, size = self._keeper.messages, self._keeper.bytes
             self.disk, self.fault = Disk.FULL, f"it is full: {messages} messages, {size} bytes"
-            log.error("spool is full messages=%d bytes=%d", messages, size)
+            log.error("spool is full messages=%d bytes=%d docs=%s", messages, size, SpoolFull.docs)
 
     async def _write(self, group: list[Publish]) -> None:
         keeper = self._keeper

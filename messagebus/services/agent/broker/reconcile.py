@@ -217,7 +217,9 @@ class Reconciler:
             reason = mismatch_text(refused.reason)
             self.refusals.refused(step.entry, reason)
             if not again:
-                log.warning("declaration refused wanted=%s reason=%s", name, reason)
+                log.warning(
+                    "declaration refused wanted=%s reason=%s docs=%s", name, reason, refused.docs
+                )
                 raise
             return False
         self.refusals.taken(name)
