@@ -12,7 +12,6 @@ import pytest
 from messagebus import (
     AsyncConsumer,
     AsyncPublisher,
-    ChannelRefused,
     LinkLost,
     LoginRefused,
     Refused,
@@ -22,6 +21,7 @@ from messagebus._io.amqp.link import Link
 from messagebus._io.publish import dialing
 from messagebus._io.wire import OUTAGE_TOLD_EVERY_MS, Outage
 from messagebus.clock import LogLimit
+from messagebus.errors import ChannelRefused
 from messagebus.testing import MemoryBus, links
 from tests.support.eventually import eventually_async
 
