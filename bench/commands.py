@@ -54,8 +54,9 @@ from bench.workloads import overhead as overheads
 from bench.workloads import predecessor, tables
 from bench.workloads.knee import Knee, fault_of
 from messagebus import BusConfig, Stream, declare
+from messagebus.files import replace_file
 from messagebus.recording.events import FAULTS
-from messagebus.recording.manifest import read_manifest, write_whole
+from messagebus.recording.manifest import read_manifest
 from reports.text import columns_here
 
 ResultOfStep = Mapping[str, Mapping[str, Any]]
@@ -197,7 +198,7 @@ def work_through(
 def summarize(title: str, told_of: Summary, place: Path, runs: Sequence[str]) -> None:
     """Print the summary of several runs, and write it beside their folders."""
     (place / "summary.txt").write_text("\n".join(told_of.lines()) + "\n")
-    write_whole(place / "summary.html", page(title, told_of, place, runs))
+    replace_file(place / "summary.html", page(title, told_of, place, runs))
     click.echo("\n".join(["", *told_of.lines(columns_here()), "", str(place / "summary.html")]))
 
 

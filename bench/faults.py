@@ -15,7 +15,7 @@ import lb.apply
 from bench.errors import BenchError
 from inventory.inventory import load
 from messagebus.broker import BrokerList
-from messagebus.recording.manifest import write_whole
+from messagebus.files import replace_file
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
 from ops.local.files import DISK_FREE_LIMIT_BYTES, MEMORY_SHARE
@@ -111,7 +111,7 @@ def push_list(cluster: LocalCluster, wanted: BrokerList) -> None:
     """Write the list as the operators' tool does: every node's copy first, then the operators' own."""
     files: list[Path] = [cluster.node(name).list_file for name in cluster.names]
     for file in [*files, cluster.layout.list_file]:
-        write_whole(file, wanted.render())
+        replace_file(file, wanted.render())
 
 
 def _drain(cluster: LocalCluster, target: str, *, draining: bool) -> None:

@@ -22,7 +22,7 @@ from messagebus.tls import TlsFiles
 ANSWER_WITHIN_S = 3.0
 """Timeout of one request to one agent."""
 ASKED_AT_ONCE = 32
-SAID_MAX = 200
+REASON_CHARS_MAX = 200
 """Characters of an error that are told."""
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ def _served(node: Node) -> Served:
         return Served(node=node.name, served=BrokerList.parse(answer.text))
     except (httpx.HTTPError, httpx.InvalidURL) as fault:
         is_down = isinstance(fault, httpx.ConnectError)
-        return Served(node=node.name, fault=reason_of(fault)[:SAID_MAX], is_down=is_down)
+        return Served(node=node.name, fault=reason_of(fault, REASON_CHARS_MAX), is_down=is_down)
     except ListInvalid as fault:
         return Served(node=node.name, fault=f"no list: {fault}")
 
@@ -159,7 +159,7 @@ def _clients(node: Node) -> tuple[list[Client], dict[tuple[str, str], float], st
         answer = _get(node, "/clients").json()
         return list(_read_clients(answer)), _read_left(answer), ""
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, LookupError) as fault:
-        return [], {}, reason_of(fault)[:SAID_MAX]
+        return [], {}, reason_of(fault, REASON_CHARS_MAX)
 
 
 def _read_clients(answer: Any) -> Iterable[Client]:

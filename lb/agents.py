@@ -15,7 +15,7 @@ from inventory.inventory import Inventory, Node
 from lb.errors import AgentRefused, NotReached
 from lb.fleet import Fleet, local
 from lb.runtime import ServerState
-from messagebus.errors import reason_of
+from messagebus.errors import one_line, reason_of
 
 SEEN_WITHIN_S = 60.0
 """Time until HAProxy shows it: half a second for the agent's line, more for checks of a starting broker, and
@@ -65,7 +65,7 @@ def set_draining(inventory: Inventory, node: Node, *, draining: bool) -> None:
             f" {reason_of(fault)}; see `lb drain --by-hand` and `lb maint`"
         ) from fault
     if answer.status_code != httpx.codes.OK:
-        text = " ".join(answer.text.split())[:REASON_CHARS]
+        text = one_line(answer.text, REASON_CHARS)
         raise AgentRefused(f"the agent of {node.name} says {answer.status_code}: {text}")
 
 
@@ -98,4 +98,4 @@ def _health(inventory: Inventory, node: Node) -> str:
         reason = answer.json()["reason"]
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return ""
-    return " ".join(str(reason).split())[:REASON_CHARS]
+    return one_line(str(reason), REASON_CHARS)

@@ -23,7 +23,7 @@ from lb import lint, runtime, state
 from lb.errors import ApplyFailed, BalancerUnreachable
 from lb.hosts import LocalMachine, Machine
 from lb.render import marker, render
-from messagebus.errors import ConfigError
+from messagebus.errors import ConfigError, one_line
 from messagebus.tls import TlsFiles
 
 RELOAD_WITHIN_S = 60.0
@@ -174,4 +174,4 @@ def _alerts(stderr: str) -> str:
     """Return HAProxy's complaints in one line, without the bytes that hold the probe's password."""
     alerts = [line.partition(" : ")[2] for line in stderr.splitlines() if "[ALERT]" in line]
     text = re.sub(r"[0-9a-f]{40,}", "***", " | ".join(alerts) or stderr)
-    return " ".join(text.split())[:TAIL_CHARS]
+    return one_line(text, TAIL_CHARS)

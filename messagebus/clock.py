@@ -7,27 +7,38 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["LogLimit", "in_seconds", "monotonic_ms", "wall_ms", "whole_ms"]
+__all__ = [
+    "MS_PER_S",
+    "NS_PER_MS",
+    "NS_PER_S",
+    "LogLimit",
+    "in_seconds",
+    "monotonic_ms",
+    "wall_ms",
+    "whole_ms",
+]
+
+MS_PER_S, NS_PER_MS, NS_PER_S = 1_000, 1_000_000, 1_000_000_000
 
 
 def monotonic_ms() -> int:
     """Return ms since some moment: for durations and deadlines within this process."""
-    return time.monotonic_ns() // 1_000_000
+    return time.monotonic_ns() // NS_PER_MS
 
 
 def wall_ms() -> int:
     """Return ms since 1970, as the host's clock is set: for people, and for times of other processes."""
-    return time.time_ns() // 1_000_000
+    return time.time_ns() // NS_PER_MS
 
 
 def whole_ms(seconds: float) -> int:
     """Return a duration in whole ms, as the core and the wire have them."""
-    return round(seconds * 1000)
+    return round(seconds * MS_PER_S)
 
 
 def in_seconds(ms: int | None) -> float | None:
     """Return an age in seconds, as people read it; None stays None."""
-    return None if ms is None else ms / 1000
+    return None if ms is None else ms / MS_PER_S
 
 
 class LogLimit:

@@ -34,10 +34,10 @@ from messagebus._io.loop import (
     OneStop,
     Tasks,
     is_interrupting,
-    now_ms,
     warn_dropped,
 )
 from messagebus._io.wire import Wire
+from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import AT_MOST_ONCE_DEDUP, BusConfig, ConsumerConfig, settings_of
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
 from messagebus.errors import (
@@ -306,10 +306,10 @@ class Consumer:
     def _receive(self, timeout_s: float | None = None) -> Delivery | None:
         self._running()
         timeout_s = checked_wait(timeout_s)
-        until_ms = None if timeout_s is None else now_ms() + int(timeout_s * 1000)
+        until_ms = None if timeout_s is None else monotonic_ms() + whole_ms(timeout_s)
         with self._arrived:
             while (delivery := self._next()) is None:
-                wait_s = None if until_ms is None else (until_ms - now_ms()) / 1000
+                wait_s = None if until_ms is None else (until_ms - monotonic_ms()) / 1000
                 if self.status is not Status.RUNNING or (wait_s is not None and wait_s <= 0):
                     return None
                 self._running()[0].refuse_here()

@@ -23,6 +23,7 @@ from decimal import Decimal
 from typing import Any
 
 from messagebus.bodies import decode_json
+from messagebus.clock import MS_PER_S
 from messagebus.destination import Subscription
 from messagebus.errors import MessageInvalid, WrongPayload
 from messagebus.message import Delivery, Message
@@ -49,7 +50,6 @@ KNOWN = frozenset(
     | {"headers", "body", "body_base64", "received"}
 )
 TAGS = frozenset({"base64", "time", "decimal", "object"})
-MS_PER_S = 1_000
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 

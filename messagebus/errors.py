@@ -109,9 +109,32 @@ class MessageBusError(Exception):
             cls.docs = f"{PAGE}#{cls.__name__.lower()}"
 
 
-def reason_of(fault: BaseException) -> str:
-    """Return the text of an error in one line, or the name of its class where it has none."""
-    return " ".join(str(fault).split()) or type(fault).__name__
+# Of the text of a server's or a driver's error, where an error of ours quotes it.
+REASON_CHARS_MAX = 300
+
+
+def reason_of(fault: BaseException, chars_max: int | None = None) -> str:
+    """Return the text of an error in one line, or the name of its class where it has none.
+
+    chars_max: of the text; None for all of it.
+    """
+    return one_line(text_of(fault), chars_max) or type(fault).__name__
+
+
+def one_line(text: str, chars_max: int | None = None) -> str:
+    """Return a text with a space in place of each run of white space.
+
+    chars_max: of the result, whose end is cut; None for no limit.
+    """
+    return " ".join(text.split())[:chars_max]
+
+
+def text_of(value: object) -> str:
+    """Return the text of an error or of an application's object, also where its own `__str__` fails."""
+    try:
+        return str(value)
+    except Exception as fault:  # an application's own __str__
+        return f"(its text fails: {type(fault).__name__})"
 
 
 def docs_of(fault: BaseException) -> str:
@@ -212,9 +235,11 @@ class CertificateRefused(LoginRefused):
     """Raised when one end does not trust the other's certificate; correct files, names or settings."""
 
 
-# AMQP's reply codes: no such queue or exchange; no right to it; it is another connection's own; it is another
-# one than was asked for, or, of a publish, too large or with a wrong property.
+# AMQP's reply codes of a channel: no such queue or exchange; no right to it; it is another connection's own;
+# its arguments differ from the declared ones, or, of a publish, too large or with a wrong property.
 NOT_FOUND, ACCESS_REFUSED, RESOURCE_LOCKED, PRECONDITION_FAILED = 404, 403, 405, 406
+# Of a connection: no such virtual host, no right to it, or too many channels.
+NOT_ALLOWED = 530
 
 
 class ChannelRefused(LinkError):

@@ -1,4 +1,4 @@
-"""Files that survive a power-off: written whole, and their folders with them."""
+"""Files written whole: those that survive a power-off, with their folders, and those that need not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["owner_only", "sync_folder", "write_whole"]
+__all__ = ["owner_only", "replace_file", "sync_folder", "write_whole"]
 
 SECRET_MODE, OPEN_MODE = 0o600, 0o644
 
@@ -35,6 +35,24 @@ def write_whole(path: Path, text: str, *, mode: int | None = SECRET_MODE) -> Non
             raise OSError(fault.errno, fault.strerror, str(path)) from fault
         raise
     sync_folder(path.parent)
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Replace a file: a reader sees the old or the new content; a power-off may lose both.
+
+    The folder must exist. The file's mode is what the umask gives, whatever the old file's mode was. A
+    symbolic link at the temporary name is not followed. A failed write leaves the old file, and nothing else.
+    Raises OSError.
+    """
+    candidate = path.with_name(f".{path.name}.{os.getpid()}")
+    candidate.unlink(missing_ok=True)
+    try:
+        with candidate.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+        candidate.replace(path)
+    except BaseException:
+        candidate.unlink(missing_ok=True)
+        raise
 
 
 def owner_only(path: str | os.PathLike[str], flags: int) -> int:

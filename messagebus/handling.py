@@ -18,7 +18,7 @@ from messagebus.checks import range_faults
 from messagebus.clock import wall_ms, whole_ms
 from messagebus.core.attempts import Action, Drop, End, ParkKey, ParkNow, Rule, StopKey
 from messagebus.destination import DELAY_STEPS_MS
-from messagebus.errors import ConfigError
+from messagebus.errors import ConfigError, text_of
 from messagebus.message import ATTEMPT_HEADER, FIRST_HEADER, Delivery, Header
 
 __all__ = [
@@ -290,12 +290,12 @@ class Words:
 
     def of(self, error: BaseException) -> str:
         """Return type and text of an exception, also where its text cannot be had."""
-        name, text = type(error).__name__, _text_of(error)
+        name, text = type(error).__name__, text_of(error)
         return self.short(f"{name}: {text}" if text else name)
 
     def text(self, error: BaseException) -> str:
         """Return the text of an exception without its type."""
-        return self.short(_text_of(error))
+        return self.short(text_of(error))
 
     def where(self, error: BaseException) -> str:
         """Return the last places that it came through, outermost first: ``file.py:12 function``."""
@@ -305,13 +305,6 @@ class Words:
             return ""
         found = [f"{_file(each.filename)}:{each.lineno} {each.name}" for each in frames]
         return self.short(" > ".join(found))
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as fault:  # an application's own __str__
-        return f"(its text fails: {type(fault).__name__})"
 
 
 def _file(path: str) -> str:

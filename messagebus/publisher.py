@@ -19,7 +19,7 @@ from typing import Self
 
 from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.hooks import HookChain, Watched, hook_chain
-from messagebus._io.loop import LoopThread, OneStop, is_interrupting, now_ms, warn_dropped
+from messagebus._io.loop import LoopThread, OneStop, is_interrupting, warn_dropped
 from messagebus._io.publish.door import Door
 from messagebus._io.publish.drivers import Drivers, refuse_batches
 from messagebus._io.publish.publishes import (
@@ -33,7 +33,7 @@ from messagebus._io.publish.publishes import (
     whole_timeout_ms,
 )
 from messagebus._io.wire import Wire
-from messagebus.clock import LogLimit, whole_ms
+from messagebus.clock import LogLimit, monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig, Spool, settings_of
 from messagebus.destination import Destination
 from messagebus.errors import (
@@ -580,7 +580,7 @@ class _Intake:
                 self.accept(call, timeout_s, watched)
             return
         timeout_ms = self._deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
-        submitted = _Submitted(call, now_ms() + timeout_ms, waiter)
+        submitted = _Submitted(call, monotonic_ms() + timeout_ms, waiter)
         if os.getpid() != self._pid:  # before the lock, which no thread may be left to open
             raise Stopped("started in another process: start a publisher after fork, not before")
         with self._lock:
@@ -663,7 +663,7 @@ class _Intake:
                     self._put_in(waiting.submitted)
                     waiting.wake(is_accepted=True)
             # Handed over under the lock, so that a call that asks for room finds each of them counted once.
-            now, door = now_ms(), drivers.own.door
+            now, door = monotonic_ms(), drivers.own.door
             while self.inbox:
                 submitted = self.inbox.popleft()
                 submitted.hand_over(drivers if submitted.target.redundancy else door, now)

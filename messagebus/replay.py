@@ -7,7 +7,6 @@ takes nothing away and needs no answers.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.loop import LoopThread, OneStop, run_blocking
 from messagebus._io.replay import ReplayDriver, Replayed, Start, look_at
 from messagebus._io.wire import Wire
+from messagebus.clock import wall_ms, whole_ms
 from messagebus.config import BusConfig
 from messagebus.core.checkpoint import Checkpoint, Position, behind
 from messagebus.core.homes import partition_of, read_homes
@@ -110,11 +110,11 @@ def _start(since: Since, topic: Topic) -> tuple[Start, dict[str, Position]]:
         case datetime():
             if since.tzinfo is None:
                 raise ConfigError(f"since {since}: a datetime with a time zone")
-            return max(1, int(since.timestamp() * 1000)), {}
+            return max(1, whole_ms(since.timestamp())), {}
         case timedelta():
             if since < timedelta(0):
                 raise ConfigError(f"since {since}: a time before now, not after it")
-            return max(1, int((time.time() - since.total_seconds()) * 1000)), {}
+            return max(1, wall_ms() - whole_ms(since.total_seconds())), {}
     raise ConfigError(
         f'since {since!r}: "first", "next", a datetime, a timedelta before now, or a Checkpoint'
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from messagebus.clock import MS_PER_S
 from messagebus.destination import (
     DELIVERY_LIMIT_MAX,
     PARTS,
@@ -95,7 +96,6 @@ MQTT_EXCHANGE = "amq.topic"
 DELAY_PREFIX, STREAM_PREFIX = "delay:", "stream:"
 # Bounds of one segment of a stream; the broker drops whole ones.
 SEGMENT_SHARE, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 20, 100_000, 500_000_000
-MS_PER_S = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ import json
 import logging
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +30,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from messagebus.clock import wall_ms, whole_ms
 from messagebus.commands.exits import HELP, Exit
 from messagebus.commands.options import Duration
 from messagebus.terminal import plural
@@ -74,7 +74,7 @@ class Sink:
 
     def write(self, rows: DataFrame, number: int) -> None:
         """Write a batch, in place of an earlier try."""
-        now_ms = round(time.time() * 1000)
+        now_ms = wall_ms()
         if self.keeps:
             _make_private(self._folder / "messages")
             kept = self._folder / "messages" / f"batch={number}"
@@ -84,7 +84,7 @@ class Sink:
         _write(found, self._folder / "minutes" / f"batch={number}")
         self._batches[number] = found
         if last_ms := max((row["last_ms"] for row in found), default=0):
-            self.behind_ms = max(0, round(time.time() * 1000) - last_ms)
+            self.behind_ms = max(0, wall_ms() - last_ms)
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -156,7 +156,7 @@ def page_of(
 
     now_ms: when the last batch was written, wall clock; default: now.
     """
-    now_ms = round(time.time() * 1000) if now_ms is None else now_ms
+    now_ms = wall_ms() if now_ms is None else now_ms
     # While messages wait, the newest minute is read as far as its newest message.
     read_ms = max((row["last_ms"] for row in minutes), default=now_ms) if left else now_ms
     brokers = dict.fromkeys(listed, 0)
@@ -251,7 +251,7 @@ def start(
     )
     if every_s is None:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds").start()
+    return writer.trigger(processingTime=f"{whole_ms(every_s)} milliseconds").start()
 
 
 def follow(

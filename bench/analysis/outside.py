@@ -22,7 +22,7 @@ from bench.harness.interface import Outside, Running, durability, measure_outsid
 from bench.harness.sampling import Sampler
 from bench.harness.workers import PROFILE, RUN, made_empty
 from bench.load.profile import Profile
-from messagebus.recording.manifest import write_whole
+from messagebus.files import replace_file
 
 
 def conduct_outside(
@@ -30,7 +30,7 @@ def conduct_outside(
 ) -> dict[str, Any]:
     """Do one run into a new folder; return the content of `result.json`. Raises BenchError."""
     made_empty(folder)
-    write_whole(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
+    replace_file(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
     about: dict[str, Any] = {
         "environment": describe(),
         "system": dict(running.about()),
@@ -39,7 +39,7 @@ def conduct_outside(
         "complete": False,
         "faults": ["the run did not end in order"],
     }
-    write_whole(folder / RUN, json.dumps(about, indent=1))
+    replace_file(folder / RUN, json.dumps(about, indent=1))
     sampler = Sampler(running.probes(), time.monotonic_ns())
     sampler.start()
     try:
@@ -51,10 +51,10 @@ def conduct_outside(
         sampling.save(folder / SAMPLES, samples)
         sampling.save(folder / MACHINE, busy)
         about["environment"]["load_after"] = load_average()
-        write_whole(folder / RUN, json.dumps(about, indent=1))
+        replace_file(folder / RUN, json.dumps(about, indent=1))
     brokers = sampling.totals(samples, profile.time.warm_up_s, _end_s(profile))
     result = {"profile": profile.as_json(), **about, **_numbers(profile, found), "brokers": brokers}
-    write_whole(folder / RESULT, json.dumps(result, indent=1))
+    replace_file(folder / RESULT, json.dumps(result, indent=1))
     return result
 
 

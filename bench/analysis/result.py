@@ -45,7 +45,8 @@ from bench.harness.sampling import CPU_LEAST_S, Busy, Row, Sample, Usage, usage
 from bench.harness.workers import PROFILE, RUN
 from bench.load.profile import Profile, topic_of
 from bench.load.schedule import Constant, Poisson
-from messagebus.recording.manifest import write_whole
+from messagebus.clock import NS_PER_MS
+from messagebus.files import replace_file
 from messagebus.terminal import plural
 
 
@@ -143,7 +144,6 @@ MEASURES = {
 # fmt: off
 CURVE = (0, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999, 100)
 # fmt: on
-NS_PER_MS = 1e6
 # Entries of `run.json` from the start of a run on.
 ABOUT = {"environment", "durability", "complete", "faults"}
 
@@ -358,7 +358,7 @@ class Result:
 
     def save(self) -> None:
         """Write result.json, and a log of histograms per second for each measure."""
-        write_whole(self.folder / RESULT, json.dumps(self.as_json(), indent=1))
+        replace_file(self.folder / RESULT, json.dumps(self.as_json(), indent=1))
         for name, latencies in self.latencies.items():
             _write_log(self.folder / f"{name}.hlog", latencies)
 

@@ -19,7 +19,8 @@ from bench.demo.stage import BROKERS, SUBSCRIPTIONS, TOPIC, Stage
 from bench.errors import BenchError
 from bench.rows import read_events
 from messagebus.commands.exits import Exit
-from messagebus.recording.manifest import Manifest, write_whole
+from messagebus.files import replace_file
+from messagebus.recording.manifest import Manifest
 from messagebus.terminal import plural
 from ops.errors import LocalFault
 
@@ -174,7 +175,7 @@ def _judged(stage: Stage, manifest: Manifest) -> tuple[Audit, list[str]]:
     spark = stage.start("spark", argv)
     stage.cluster.down()
     result = audit(manifest, read_events(stage.folder, manifest))
-    write_whole(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
+    replace_file(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
     stage.wait(lambda: spark.exit_code is not None, "the Spark report", silent=spark)
     # It ends with FOUND when its audit does not hold; ours fails then as well.
     if spark.exit_code not in (Exit.DONE, Exit.FOUND) or not (out / "audit.json").exists():

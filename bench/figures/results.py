@@ -22,7 +22,7 @@ from typing import Any
 from bench.environment import CHECKOUT, commit
 from bench.errors import InputInvalid
 from bench.figures.figure import Figure
-from messagebus.recording.manifest import write_whole
+from messagebus.files import replace_file
 
 RESULTS = CHECKOUT / "bench" / "results" / "figures.json"
 RAW = CHECKOUT / "out" / "figures"
@@ -147,7 +147,7 @@ class Results:
             f'"{name}": {ends[0]}\n ' + ",\n ".join(lines) + f"\n{ends[1]}"
             for name, ends, lines in parts
         )
-        write_whole(path, f"{head}{body}\n}}\n")
+        replace_file(path, f"{head}{body}\n}}\n")
 
     def with_group(self, name: str, source: Source, figures: Iterable[Figure]) -> Results:
         """Return the results with the figures of a group, in place of all that it had."""
@@ -228,7 +228,7 @@ def keep(
     raw.mkdir(parents=True, exist_ok=True)
     path = raw / f"{group}-{stamp}.json"
     rows = [dataclasses.asdict(figure) for figure in found]
-    write_whole(path, json.dumps({"environment": environment, "figures": rows}, indent=1) + "\n")
+    replace_file(path, json.dumps({"environment": environment, "figures": rows}, indent=1) + "\n")
     if publish:
         source = Source.of(environment, found[0].repeat)
         known = Results.load(results) if results.exists() else Results(source.at, source.commit)

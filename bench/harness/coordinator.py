@@ -29,7 +29,8 @@ from bench.load.profile import Disturbance, Profile, places, topic_of
 from bench.load.schedule import Closed, Steered
 from bench.processes import Children
 from messagebus.errors import reason_of
-from messagebus.recording.manifest import Incident, write_whole
+from messagebus.files import replace_file
+from messagebus.recording.manifest import Incident
 from messagebus.terminal import plural
 
 SAMPLES, MACHINE = "brokers.parquet", "machine.parquet"
@@ -151,7 +152,7 @@ def _drain(workers: Workers, sampler: Sampler, disturber: Disturber) -> list[str
 
 
 def _save(folder: Path, about: Mapping[str, Any]) -> None:
-    write_whole(folder / RUN, json.dumps(about, indent=1))
+    replace_file(folder / RUN, json.dumps(about, indent=1))
 
 
 def steps(disturbances: Sequence[Disturbance]) -> list[tuple[float, int, bool]]:

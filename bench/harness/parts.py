@@ -23,7 +23,7 @@ from bench.harness.histograms import Counts, Latencies
 from bench.harness.outcomes import Published, Received
 from bench.harness.publishing import Sent
 from messagebus.errors import reason_of
-from messagebus.recording.manifest import write_whole
+from messagebus.files import replace_file
 
 PARTS = "parts"
 PUBLISHER, CONSUMER = "publisher", "consumer"
@@ -107,7 +107,7 @@ def _write(
         "below_zero": {name: each.below_zero for name, each in measures.items()},
     }
     # Written last: a part exists when its JSON does.
-    write_whole(parts / f"{part.name}.json", json.dumps(values))
+    replace_file(parts / f"{part.name}.json", json.dumps(values))
 
 
 def read_parts(folder: Path) -> list[Part]:

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.errors import InputInvalid
+from messagebus.errors import reason_of
 
 
 def between(points: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
@@ -255,4 +256,4 @@ def load(path: Path, kind: type[Row]) -> list[Row]:
     try:
         return [kind(**row) for row in pq.read_table(path).to_pylist()]
     except (OSError, TypeError, pa.ArrowException) as fault:
-        raise InputInvalid(f"{path.name}: not readable: {' '.join(str(fault).split())}") from fault
+        raise InputInvalid(f"{path.name}: not readable: {reason_of(fault)}") from fault

@@ -31,8 +31,9 @@ from bench.load.schedule import Constant
 from bench.processes import Children, wait_until
 from bench.rows import Events, Tail, read_events
 from messagebus import BusConfig, declare
+from messagebus.files import replace_file
 from messagebus.recording.files import anchor_now
-from messagebus.recording.manifest import ConsumerEntry, Incident, Manifest, write_whole
+from messagebus.recording.manifest import ConsumerEntry, Incident, Manifest
 from ops.local.cluster import LocalCluster
 
 PROFILE, RUN = "profile.json", "run.json"
@@ -81,12 +82,12 @@ def missing(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def say_start(folder: Path, start: Start) -> None:
-    write_whole(folder / START, json.dumps(asdict(start)))
+    replace_file(folder / START, json.dumps(asdict(start)))
 
 
 def say_over(folder: Path) -> None:
     """End the run: consumers end, and publishers that still run do too."""
-    write_whole(folder / OVER, "{}")
+    replace_file(folder / OVER, "{}")
 
 
 def is_over(folder: Path) -> bool:
@@ -121,7 +122,7 @@ class Progress:
 
 def write_progress(folder: Path, progress: Progress) -> None:
     (folder / PROGRESS).mkdir(exist_ok=True)
-    write_whole(folder / PROGRESS / f"{progress.name}.json", json.dumps(asdict(progress)))
+    replace_file(folder / PROGRESS / f"{progress.name}.json", json.dumps(asdict(progress)))
 
 
 def read_progress(folder: Path) -> Mapping[str, Progress]:
@@ -133,7 +134,7 @@ def read_progress(folder: Path) -> Mapping[str, Progress]:
 
 def set_rate(folder: Path, rate_per_s: float) -> None:
     """Set the rate of all publishers of a steered load together."""
-    write_whole(folder / RATE, json.dumps(rate_per_s))
+    replace_file(folder / RATE, json.dumps(rate_per_s))
 
 
 def rate_per_s(folder: Path) -> float | None:
@@ -216,7 +217,7 @@ class Workers:
 
     def launch(self, env: Mapping[str, str]) -> None:
         """Start the processes; they connect, and wait for the start of the load."""
-        write_whole(self.folder / PROFILE, json.dumps(self.profile.as_json(), indent=1))
+        replace_file(self.folder / PROFILE, json.dumps(self.profile.as_json(), indent=1))
         plain = {k: v for k, v in os.environ.items() if not k.startswith("MESSAGEBUS_")}
         command = [sys.executable, "-m", "bench", "worker", "--run", str(self.folder.resolve())]
         if recording := self._recording:

@@ -1,7 +1,7 @@
-"""Asyncio loops of the clients: a thread with a loop, background tasks, the clock, one blocking call.
+"""Asyncio loops of the clients: a thread with a loop, background tasks, one blocking call.
 
 `LoopThread` is a loop in a thread of its own, for the blocking clients. `Tasks` keeps a driver's background
-work alive, cancels it together, and lets none of it fail in silence. `now_ms` is the clock of the drivers.
+work alive, cancels it together, and lets none of it fail in silence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, ClassVar, TypeVar
 
-from messagebus.clock import monotonic_ms
 from messagebus.errors import ConfigError, Stopped
 
 T = TypeVar("T")
@@ -397,9 +396,6 @@ class Conditions:
                 done.set_result(None)
             else:
                 self.waiting.append((condition, done))
-
-
-now_ms = monotonic_ms
 
 
 def starved_s(native_id: int) -> float:

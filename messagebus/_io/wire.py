@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from messagebus._io.loop import now_ms
 from messagebus.broker import Broker, BrokerList
+from messagebus.clock import monotonic_ms
 from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
 from messagebus.errors import NOT_FOUND, ChannelRefused, LinkLost, MessageBusError, docs_of
@@ -46,7 +46,7 @@ class Outage:
         Where the broker answers and lacks a queue or exchange, that may be being created: the line waits for
         ABSENT_TOLD_AFTER_MS.
         """
-        now = now_ms()
+        now = monotonic_ms()
         self._since_ms = self._since_ms or now
         self._dials += 1
         if is_absent(fault) and now - self._since_ms < ABSENT_TOLD_AFTER_MS:
@@ -62,7 +62,7 @@ class Outage:
     def over(self, broker: str) -> None:
         """Note a link."""
         if self._told_ms:
-            for_s = (now_ms() - self._since_ms) // 1_000
+            for_s = (monotonic_ms() - self._since_ms) // 1_000
             self._log.warning("reconnected broker=%s after_s=%d", broker, for_s)
         self._since_ms = self._told_ms = self._dials = 0
 
@@ -195,7 +195,7 @@ async def follow_homes(
     """
     pause_s = ASK_AGAIN_S
     while True:
-        asked_ms, is_new = now_ms(), False
+        asked_ms, is_new = monotonic_ms(), False
         try:
             is_new = learn(await topology.homes(topic, known(), wait_s=wait_s()), asked_ms)
         except (LinkLost, ValueError) as fault:

@@ -19,6 +19,7 @@ from messagebus._io.agents.subscriptions import (
 from messagebus._io.loop import run_blocking
 from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
+from messagebus.clock import whole_ms
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Source, Stream, Subscription
 from messagebus.errors import (
@@ -72,7 +73,7 @@ def declare(
     Raises RegistrationIncomplete (it names the brokers), TopologyMismatch, LoginRefused, NameInvalid.
     """
     parsed = [parse_wanted(each) if isinstance(each, str) else each for each in as_list(wanted)]
-    return run_blocking(topology_for(bus).register(parsed, timeout_ms=int(timeout_s * 1000)))
+    return run_blocking(topology_for(bus).register(parsed, timeout_ms=whole_ms(timeout_s)))
 
 
 def reach(bus: BusConfig, *, publishing: bool = False, timeout_s: float = REACH_S) -> None:

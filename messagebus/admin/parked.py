@@ -20,7 +20,7 @@ from messagebus._io.admin.parking import SCAN_MAX, Inspection, Parking
 from messagebus._io.agents import subscriptions
 from messagebus._io.loop import run_blocking
 from messagebus.admin import directory
-from messagebus.clock import wall_ms
+from messagebus.clock import wall_ms, whole_ms
 from messagebus.config import BusConfig
 from messagebus.core.parking import UNDELIVERED, Choice, Facts, Parked
 from messagebus.destination import Queue, Source, Subscription, expires
@@ -60,7 +60,6 @@ BODY_BYTES_KEPT = 4_096
 REASONS_MAX = 100
 REASON_CHARS_MAX = 200
 OTHER_REASONS = "other reasons"
-MS_PER_S = 1_000
 
 T = TypeVar("T")
 
@@ -526,7 +525,7 @@ def _source(name: str | Source) -> Parked:
 
 
 def _before(now_ms: int, seconds: float | None) -> int | None:
-    return None if seconds is None else now_ms - int(seconds * MS_PER_S)
+    return None if seconds is None else now_ms - whole_ms(seconds)
 
 
 def _reason(fault: Exception) -> str:

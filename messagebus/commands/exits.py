@@ -32,6 +32,7 @@ from messagebus.errors import (
     RegistrationIncomplete,
     Unroutable,
     docs_of,
+    one_line,
     reason_of,
 )
 from messagebus.terminal import say
@@ -114,7 +115,7 @@ def run(
     name = prog_name.split()[-1]
 
     def failed(text: str, code: int) -> int:
-        say(f"{name}: {' '.join(text.split())}", err=True)
+        say(f"{name}: {one_line(text)}", err=True)
         return code
 
     args = None if argv is None else list(argv)

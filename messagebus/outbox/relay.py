@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from messagebus._io.loop import LoopThread, OneStop, Tasks, now_ms, warn_dropped
+from messagebus._io.loop import LoopThread, OneStop, Tasks, warn_dropped
 from messagebus.aio import AsyncPublisher
 from messagebus.checks import raise_faults, range_faults
-from messagebus.clock import whole_ms
+from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import DEADLINE_PASSED, PUBLISHER_STOPPED
 from messagebus.core.redundancy import REQUIRED
@@ -33,7 +33,7 @@ from messagebus.errors import BacklogFull, ConfigError, MessageInvalid, NameInva
 from messagebus.handling import checked_grace
 from messagebus.hooks import Hooks
 from messagebus.outbox.rows import ToPublish, core_row, shard_of, to_publish
-from messagebus.outbox.session import Session, check_tables, no_outbox, told
+from messagebus.outbox.session import Session, check_tables, class_and_reason, no_outbox
 from messagebus.outbox.table import (
     CHANNEL,
     DEFAULT_TABLE,
@@ -369,7 +369,7 @@ class AsyncRelay:
 
     async def _exchange_one(self) -> bool:
         """Do what is due first. Returns whether anything was."""
-        now = now_ms()
+        now = monotonic_ms()
         if (ask := self._shares.ask(now, self._rows.is_quiet)) is not None:
             await self._renew(ask, now)
             return True
@@ -386,7 +386,7 @@ class AsyncRelay:
                 if failure.parked:
                     log.warning("row parked id=%d reason=%r", failure.id, failure.reason)
             rows = {int(values[0]): values for values in found}
-            for row_id in self._rows.exchanged([core_row(v) for v in found], now_ms()):
+            for row_id in self._rows.exchanged([core_row(v) for v in found], monotonic_ms()):
                 self._values[row_id] = rows[row_id]
             if len(self._values) > VALUES_SHARE * max(self._rows.held, self._config.batch):
                 known = self._rows.ids()
@@ -425,12 +425,12 @@ class AsyncRelay:
             self._rows.woken()
 
     async def _count(self) -> None:
-        began_ms = now_ms()
+        began_ms = monotonic_ms()
         ((waiting, oldest, retrying, parked),) = await self._run([], (self._table.status(), ()))
         self._counts = (int(waiting), int(retrying), int(parked))
         self._oldest_ms = oldest if isinstance(oldest, int) else None
-        took_ms = now_ms() - began_ms
-        self._count_at_ms = now_ms() + max(COUNT_EVERY_MS, COUNT_PAUSES * took_ms)
+        took_ms = monotonic_ms() - began_ms
+        self._count_at_ms = monotonic_ms() + max(COUNT_EVERY_MS, COUNT_PAUSES * took_ms)
 
     async def _pause(self) -> None:
         """Wait for an event, or until something is due."""
@@ -438,7 +438,7 @@ class AsyncRelay:
         if (rows_due := self._rows.next_due_ms()) is not None:
             due.append(rows_due)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0, min(due) - now_ms()) / 1000):
+            async with asyncio.timeout(max(0, min(due) - monotonic_ms()) / 1000):
                 await self._wake_database.wait()
         self._wake_database.clear()
         self._wake_sender.set()
@@ -453,7 +453,7 @@ class AsyncRelay:
                 "outbox away database=%s faults=%d error=%s",
                 self._address.shown,
                 self._faults_in_row,
-                no_outbox(self._table) if is_missing_table(cause) else told(cause),
+                no_outbox(self._table) if is_missing_table(cause) else class_and_reason(cause),
             )
         wait_ms = backoff_ms(
             self._faults_in_row, first_ms=AWAY_FIRST_MS, max_ms=AWAY_MAX_MS, share=random.random()
@@ -461,7 +461,7 @@ class AsyncRelay:
         # What is held and not sent is read again: the next connection may lead to a database that is older.
         self._rows.own({})
         self._rows.own(
-            {s: until for s, until in self._shares.until_ms().items() if until > now_ms()}
+            {s: until for s, until in self._shares.until_ms().items() if until > monotonic_ms()}
         )
         await asyncio.sleep(wait_ms / 1000)
 
@@ -488,7 +488,7 @@ class AsyncRelay:
                         log.warning(
                             "no notifications database=%s error=%s",
                             self._address.shown,
-                            told(fault),
+                            class_and_reason(fault),
                         )
                     await asyncio.sleep(
                         backoff_ms(faults, first_ms=AWAY_FIRST_MS, max_ms=AWAY_MAX_MS, share=1)
@@ -503,7 +503,7 @@ class AsyncRelay:
         while True:
             await self._wake_sender.wait()
             self._wake_sender.clear()
-            for row_id in self._rows.take(now_ms(), stuck=self._stuck()):
+            for row_id in self._rows.take(monotonic_ms(), stuck=self._stuck()):
                 await self._send(row_id)
 
     def _stuck(self) -> int:
@@ -524,10 +524,10 @@ class AsyncRelay:
             self._end(row_id, End.INVALID, f"the row is no message: {fault}")
             return
         if self._second_at_ms and self._wants_two(publish):
-            if now_ms() < self._second_at_ms:
+            if monotonic_ms() < self._second_at_ms:
                 self._end(row_id, End.NO_SECOND, "there was no second broker")
                 return
-            self._second_at_ms = now_ms() + SECOND_MS  # this one tries for all
+            self._second_at_ms = monotonic_ms() + SECOND_MS  # this one tries for all
         if home := self._away_home(row_id):
             self._end(row_id, End.HOME_AWAY, f"home {home} of its partition is away")
             return
@@ -564,7 +564,7 @@ class AsyncRelay:
                 self._second_at_ms = 0
             self._end(row_id, End.CONFIRMED, "")
         elif published.outcome is Outcome.UNKNOWN and published.brokers:
-            self._second_at_ms = now_ms() + SECOND_MS
+            self._second_at_ms = monotonic_ms() + SECOND_MS
             self._end(row_id, End.NO_SECOND, published.reason)
         elif published.outcome is not Outcome.UNROUTABLE and self._away_home(row_id):
             self._end(row_id, End.HOME_AWAY, published.reason)
@@ -574,7 +574,7 @@ class AsyncRelay:
             self._end(row_id, End.FAILED, f"{published.outcome.value}: {published.reason}")
 
     def _end(self, row_id: int, end: End, reason: str) -> None:
-        self._rows.ended(row_id, end, reason, now_ms(), random.random())
+        self._rows.ended(row_id, end, reason, monotonic_ms(), random.random())
         self._wake_database.set()
         self._wake_sender.set()
 

@@ -96,7 +96,7 @@ def _due_ms(options: Options, now_ms: int) -> int | None:
     at = options.get("deliver_at")
     if at is None:
         return None
-    return round((at.timestamp() if isinstance(at, datetime) else at) * 1000)
+    return whole_ms(at.timestamp() if isinstance(at, datetime) else at)
 
 
 def plain(value: Any) -> Any:

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from messagebus.databases import cut
 from messagebus.dialects import MYSQL, POSTGRESQL, SQLITE, is_login_refused, is_missing_table
 from messagebus.dsn import Address
-from messagebus.errors import ConfigError, LoginRefused, NotReady
+from messagebus.errors import REASON_CHARS_MAX, ConfigError, LoginRefused, NotReady, reason_of
 from messagebus.outbox.table import Statement, Table
 
-__all__ = ["Session", "check_tables", "no_outbox", "told"]
+__all__ = ["Session", "check_tables", "class_and_reason", "no_outbox"]
 
 log = logging.getLogger("messagebus.outbox")
 T = TypeVar("T")
@@ -31,9 +31,9 @@ ANSWER_TIMEOUT_S = 30
 LOCKED_TIMEOUT_S = 5.0
 
 
-def told(fault: BaseException) -> str:
+def class_and_reason(fault: BaseException) -> str:
     """Return one line about a database's error; drivers' texts show no password."""
-    return f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}"
+    return f"{type(fault).__name__}: {reason_of(fault, REASON_CHARS_MAX)}"
 
 
 def _connect(address: Address) -> Any:
@@ -180,12 +180,14 @@ async def check_tables(session: Session, table: Table) -> None:
         raise
     except Exception as fault:
         if is_login_refused(fault):
-            raise LoginRefused(shown, told(fault)) from fault
-        raise NotReady(f"database {shown}: {told(fault)}") from fault
+            raise LoginRefused(shown, class_and_reason(fault)) from fault
+        raise NotReady(f"database {shown}: {class_and_reason(fault)}") from fault
     try:
         await session.run([], (table.columns(), ()))
         await session.run([], (table.read_leases(), ()))
     except Exception as fault:
         if not is_missing_table(fault):
-            raise ConfigError(f"database {shown}: outbox {table.name}: {told(fault)}") from fault
+            raise ConfigError(
+                f"database {shown}: outbox {table.name}: {class_and_reason(fault)}"
+            ) from fault
         raise ConfigError(f"database {shown}: {no_outbox(table)}") from fault

@@ -321,18 +321,11 @@ def _built(cls: typing.Any, found: Mapping[str, typing.Any]) -> typing.Any:
     try:
         return cls(**found)
     except (ValueError, TypeError, AssertionError) as fault:  # raised by checks
-        raise Unfit(f"{cls.__name__}: {_said(fault)}") from fault
+        raise Unfit(f"{cls.__name__}: {reason_of(fault)}") from fault
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as fault:  # its text may quote the value
         raise Unfit(f"{cls.__name__}: its own checks raised {type(fault).__name__}") from fault
-
-
-def _said(fault: Exception) -> str:
-    try:
-        return reason_of(fault)
-    except Exception:  # an application's own __str__
-        return type(fault).__name__
 
 
 def _at(step: str | int, fit: Fit, value: typing.Any) -> typing.Any:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from messagebus.files import replace_file
 from messagebus.recording.files import Anchor
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "parse_anchor",
     "parsed",
     "read_manifest",
-    "write_whole",
 ]
 
 MANIFEST = "manifest.json"
@@ -175,14 +174,7 @@ class Manifest:
         """Replace the file of this run; a reader sees the whole old file or the whole new one."""
         clocks = [clock.as_json() for clock in self.clocks]
         values = dataclasses.asdict(self) | {"anchor": self.anchor.as_json(), "clocks": clocks}
-        write_whole(folder / MANIFEST, json.dumps(values, indent=1))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a new file beside the old one, then rename it over the old one."""
-    candidate = path.with_name(f".{path.name}.{os.getpid()}")
-    candidate.write_text(text)
-    candidate.replace(path)
+        replace_file(folder / MANIFEST, json.dumps(values, indent=1))
 
 
 def read_manifest(folder: Path) -> Manifest:

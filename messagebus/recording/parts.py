@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from messagebus.errors import RecordingFailed
+from messagebus.files import replace_file
 from messagebus.recording.files import Anchor
-from messagebus.recording.manifest import MANIFEST, write_whole
+from messagebus.recording.manifest import MANIFEST
 
 __all__ = ["RunPart", "begin", "merged", "note", "process_name"]
 
@@ -74,7 +75,7 @@ def note(folder: Path, part: RunPart) -> None:
         with (folder / LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             known = json.loads(path.read_text()) if path.exists() else None
-            write_whole(path, json.dumps(merged(known, part), indent=1))
+            replace_file(path, json.dumps(merged(known, part), indent=1))
     except OSError as fault:
         raise RecordingFailed(f"{path}: cannot be written: {fault.strerror}") from fault
     except (ValueError, KeyError, TypeError, AttributeError) as fault:

@@ -40,7 +40,7 @@ from messagebus.core.claims import (
     Turn,
     Verdict,
 )
-from messagebus.errors import ConfigError, MessageBusError, StoreAway
+from messagebus.errors import REASON_CHARS_MAX, ConfigError, MessageBusError, StoreAway, reason_of
 from messagebus.secret import Secret, split_address
 from messagebus.stores import StoreCounts
 
@@ -281,7 +281,7 @@ class RedisStore:
             await self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _told(self, fault: Exception) -> MessageBusError:
-        text = _line(fault)
+        text = reason_of(fault, REASON_CHARS_MAX)
         if (
             isinstance(fault, faults.AuthenticationError | faults.NoPermissionError)
             or "NOAUTH" in text
@@ -385,7 +385,3 @@ def _record(value: bytes, expires_ms: int) -> Record:
     assert state >= FIRST
     state, unended, owner, lease = RUNNING_LAYOUT.unpack(value)
     return Record(state, owner, unended, int.from_bytes(lease), expires_ms)
-
-
-def _line(fault: BaseException) -> str:
-    return str(fault).partition("\n")[0] or type(fault).__name__

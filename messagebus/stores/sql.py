@@ -26,7 +26,7 @@ from messagebus.dialects import (
     is_missing_table,
 )
 from messagebus.dsn import Address
-from messagebus.errors import ConfigError, MessageBusError, StoreAway, reason_of
+from messagebus.errors import REASON_CHARS_MAX, ConfigError, MessageBusError, StoreAway, reason_of
 from messagebus.inbox import inbox_ddl, table_missing
 from messagebus.secret import Secret
 from messagebus.stores import StoreCounts
@@ -234,11 +234,11 @@ class SqlStore:
             missing = "inbox" if "messagebus_inbox" in str(fault) else "dedup"
             return table_missing(f"messagebus_{missing}", self._dialect)
         if is_missing_column(fault):
-            told = reason_of(fault)[:200]
+            told = reason_of(fault, REASON_CHARS_MAX)
             return ConfigError(f"{self._shown}: a column is missing in its tables: {told}")
         if is_login_refused(fault):
             return ConfigError(f"{self._shown}: user, password or database refused")
-        return StoreAway(f"{self._shown}: {reason_of(fault)[:200]}")
+        return StoreAway(f"{self._shown}: {reason_of(fault, REASON_CHARS_MAX)}")
 
     def _execute(self, sql: str, parameters: Sequence[object] = ()) -> Any:
         return execute(self._connection, sql, parameters)

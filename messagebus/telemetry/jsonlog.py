@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Literal, TextIO
 
-from messagebus.errors import ConfigError, docs_of
+from messagebus.errors import ConfigError, docs_of, text_of
 
 __all__ = ["FORMS", "JsonFormatter", "TextFormatter", "configure_logging"]
 
@@ -67,7 +67,7 @@ class JsonFormatter(logging.Formatter):
                 shown["exception"]["docs"] = docs
         for name, value in _extra(record).items():
             shown.setdefault(name, _plain(value))
-        return _encodable(json.dumps(shown, ensure_ascii=False, default=_text))
+        return _encodable(json.dumps(shown, ensure_ascii=False, default=text_of))
 
 
 class TextFormatter(logging.Formatter):
@@ -83,7 +83,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = plain_text(_message(record), MESSAGE_CHARS_MAX)
-        line = f"{_time_of(record)} {record.levelname} {record.name} {_one_line(text)}"
+        line = f"{_time_of(record)} {record.levelname} {record.name} {_escaped_breaks(text)}"
         error = record.exc_info[1] if record.exc_info else None
         if error is None:
             return _encodable(line)
@@ -173,19 +173,10 @@ def _plain(value: object) -> Any:
         return value
     if isinstance(value, float) and math.isfinite(value):  # JSON knows no others
         return value
-    return plain_text(_text(value), MESSAGE_CHARS_MAX)
+    return plain_text(text_of(value), MESSAGE_CHARS_MAX)
 
 
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    try:
-        return str(value)
-    except Exception as fault:  # an application's own __str__
-        return f"(its text fails: {type(fault).__name__})"
-
-
-def _one_line(text: str) -> str:
+def _escaped_breaks(text: str) -> str:
     if "\n" not in text and "\r" not in text:
         return text
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
@@ -223,10 +214,7 @@ def plain_text(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
 
 def plain_error(error: BaseException) -> str:
     """Return an exception's text; "" when it has none."""
-    try:
-        return plain_text(str(error))
-    except Exception as fault:  # an application's own __str__
-        return f"(its text fails: {type(fault).__name__})"
+    return plain_text(text_of(error))
 
 
 def plain_trace(error: BaseException) -> str:

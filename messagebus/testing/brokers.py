@@ -28,7 +28,7 @@ from messagebus.destination import (
     Subscription,
     Topic,
 )
-from messagebus.errors import TopologyMismatch
+from messagebus.errors import NOT_FOUND, TopologyMismatch
 from messagebus.message import Message
 from messagebus.testing.journal import Journal, copy_of, due_key_of, messages_of
 from messagebus.testing.queues import NEVER_MS, Arrived, MemoryQueue, MemoryStream, Stored, Taker
@@ -186,7 +186,7 @@ class MemoryBroker:
         if not route.queues:
             bad[place] = "unroutable"
             if not self.has_exchange(route.exchange):
-                site.end(404, f"NOT_FOUND - no exchange '{route.exchange}'")
+                site.end(NOT_FOUND, f"NOT_FOUND - no exchange '{route.exchange}'")
             site.send_back(route.exchange, route.key, read_message_id(raw))
             return 0
         count = self._bus.copies_of(route.exchange, route.key)

@@ -53,6 +53,7 @@ from messagebus.errors import (
     ListError,
     LoginRefused,
     NameInvalid,
+    one_line,
     reason_of,
 )
 from messagebus.observing.rules import FIRST
@@ -510,7 +511,7 @@ def doctor(publish: tuple[str, ...], consume: tuple[str, ...], as_json: bool) ->
     else:
         for each in found:
             todo = f" → {each.todo}" if each.todo else ""
-            say(f"{_sign(each.mark)} {each.what}: {' '.join(each.told.split())}{todo}")
+            say(f"{_sign(each.mark)} {each.what}: {one_line(each.told)}{todo}")
     return Exit.FOUND if any(each.mark is Mark.FAULT for each in found) else Exit.DONE
 
 

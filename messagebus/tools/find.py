@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from messagebus.admin.parked import ParkedFilter, read_parked
+from messagebus.clock import NS_PER_MS
 from messagebus.config import BusConfig
 from messagebus.errors import MessageBusError, RecordingFailed
 from messagebus.observing.ask import Asker
@@ -24,7 +25,6 @@ ID_CHARS_MIN, ID_CHARS_MAX = 6, 255
 BYTES_MAX = 8 << 30
 ROWS_MAX = 100
 FULL_ID = 32
-NS_PER_MS = 1_000_000
 
 
 def evidence_of(

@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 
 import click
 
+from messagebus.clock import MS_PER_S
 from messagebus.commands.exits import Exit, Program
 from messagebus.commands.options import Duration, confirm, iso
 from messagebus.commands.outbox import Named, number, of_outbox
 from messagebus.errors import MessageBusError, NotFound, NotReady
-from messagebus.outbox.session import Session, check_tables, told
+from messagebus.outbox.session import Session, check_tables, class_and_reason
 from messagebus.outbox.table import Statement
 from messagebus.terminal import escaped, plural, say
 
 BODY_CHARS_MAX, TEXT_CHARS_MAX = 200, 300
 SHOWN_LIMIT = 100
-MS_PER_S = 1_000
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def _use(outbox: Named, work: Callable[[Session], Awaitable[T]]) -> T:
         except MessageBusError:
             raise
         except Exception as fault:
-            raise NotReady(f"database {outbox.address.shown}: {told(fault)}") from fault
+            raise NotReady(f"database {outbox.address.shown}: {class_and_reason(fault)}") from fault
         finally:
             await session.close()
 

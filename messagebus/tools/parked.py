@@ -21,17 +21,17 @@ from messagebus.admin.parked import (
     ParkedMoved,
     ParkedProgress,
 )
-from messagebus.clock import wall_ms
+from messagebus.clock import MS_PER_S, wall_ms
 from messagebus.commands.exits import Exit, code_of
 from messagebus.commands.options import Duration, NumberRange, bus_settings, iso
 from messagebus.envelope import tagged
+from messagebus.errors import one_line
 from messagebus.terminal import escaped, plural, printable, say
 from messagebus.tools.top import table
 
 TEXT_CHARS_MAX, BODY_CHARS_MAX = 300, 200
 REASONS_SHOWN, HEADERS_SHOWN = 3, 20
 PROGRESS_EVERY_S = 1.0
-MS_PER_S = 1_000
 
 
 @click.group("parked", short_help="List, read, redrive or drop parked messages.")
@@ -405,7 +405,7 @@ def _print_json(told: Mapping[str, Any], faults: Mapping[str, str]) -> None:
 
 def _tell(answer: ParkedCounts | ParkedMessages | ParkedMoved) -> int:
     for where, why in sorted(answer.faults.items()):
-        say(f"messagebus: {where}: {escaped(' '.join(why.split()), 400)}", err=True)
+        say(f"messagebus: {where}: {escaped(one_line(why), 400)}", err=True)
     if not answer.faults:
         return Exit.DONE
     if answer.looked:

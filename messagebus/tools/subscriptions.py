@@ -14,6 +14,7 @@ from messagebus.admin import directory
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings, confirm
 from messagebus.config import BusConfig
+from messagebus.errors import one_line
 from messagebus.observing.totals import SOURCES, at_least, counted
 from messagebus.secret import Secret
 from messagebus.terminal import say
@@ -169,7 +170,7 @@ def token_of(path: Path) -> Secret:
 
 def _tell_unanswered(unanswered: Mapping[str, str], answered: Sized) -> int:
     for broker, why in sorted(unanswered.items()):
-        say(f"messagebus: {broker} did not answer: {' '.join(why.split())}", err=True)
+        say(f"messagebus: {broker} did not answer: {one_line(why)}", err=True)
     if unanswered:
         return Exit.PARTLY if answered else Exit.SILENT
     return Exit.DONE

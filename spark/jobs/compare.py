@@ -18,6 +18,7 @@ if __package__ in (None, ""):
 
 import click
 
+from messagebus.clock import NS_PER_MS
 from messagebus.commands.exits import HELP
 from messagebus.commands.options import NumberRange
 from messagebus.recording.events import FAULTS
@@ -45,7 +46,6 @@ from spark.measures.latency import CONFIRM, CURVE, END_TO_END, MEASURE_NAMES
 from spark.measures.run import Run
 from spark.pages import bin_window_for, collected
 
-NS_PER_MS = 1_000_000
 PERCENTILES = (50, 99, 99.9, 100)
 CONFIRMED, RATE = "messages confirmed", "confirmed per second of the load"
 # Shown and not judged: a run lasts longer where it waits for a broker or for consumers behind its load.

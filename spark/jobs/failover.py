@@ -17,6 +17,7 @@ if __package__ in (None, ""):
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from messagebus.clock import NS_PER_MS, NS_PER_S
 from messagebus.recording.manifest import FOLLOWS_NS
 from messagebus.terminal import plural
 from reports.charts import Around, Gap, silences
@@ -28,7 +29,6 @@ from spark.measures.faults import counted, unconfirmed
 from spark.measures.run import Run
 from spark.pages import collected, over_s, page_of, since_s
 
-NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
 BROKER_DIMS = ["broker", "topic", "subscription"]
 # Incidents that are shown above the tables.
 FIGURES_MAX = 10

@@ -18,6 +18,7 @@ if __package__ in (None, ""):
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from messagebus.clock import NS_PER_MS
 from reports.charts import DASHED, DOTTED, Panel, Series, over_time, percentiles
 from reports.page import Figure, Page, Section, section_of
 from reports.svg import ALARM, COLOURS
@@ -46,7 +47,6 @@ from spark.pages import (
 
 SHOWN = (50.0, 90.0, 99.0, 99.9, 99.99, 99.999, 100.0)
 TIMELINE = {50: None, 99: DASHED, 100: DOTTED}
-NS_PER_MS = 1_000_000
 WORDS = {
     "have none": "what was published and never confirmed has no latency, and is in no percentile: it "
     "would be beyond all of them.",

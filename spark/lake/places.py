@@ -23,6 +23,8 @@ from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
+from messagebus.files import replace_file
+
 LOCAL = re.compile(r"file:(//)?(?=/)")
 REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 NOT_THERE = ("java.io.FileNotFoundException", "java.nio.file.NoSuchFileException")
@@ -247,9 +249,7 @@ def write_whole(place: Place, content: bytes) -> None:
     if isinstance(place, Remote):
         place.write_bytes(content)
         return
-    candidate = place.with_name(f".{place.name}.{os.getpid()}")
-    candidate.write_bytes(content)
-    candidate.replace(place)
+    replace_file(place, content)
 
 
 def _stamp_of(status: Any) -> list[Any]:

@@ -192,3 +192,15 @@ def test_hooks_do_nothing_by_themselves() -> None:
     hooks.handled(delivery, "ack", None)
     with hooks.handling(delivery), hooks.publishing_many("orders"):
         pass
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise OSError
+
+
+def test_a_reason_is_one_bounded_line_whatever_the_error_is() -> None:
+    assert errors.reason_of(ValueError(" one\n two\tthree ")) == "one two three"
+    assert errors.reason_of(ValueError("one two"), 5) == "one t"
+    assert errors.reason_of(ValueError()) == "ValueError"
+    assert errors.reason_of(Mute()) == "(its text fails: OSError)"

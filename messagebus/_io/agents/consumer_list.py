@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,9 +14,8 @@ from pathlib import Path
 import httpx
 
 from messagebus._io.agents.http import http_client
-from messagebus._io.loop import now_ms
 from messagebus.broker import LIST_BYTES_MAX, BrokerList, ListedBroker
-from messagebus.clock import LogLimit
+from messagebus.clock import LogLimit, monotonic_ms
 from messagebus.config import BusConfig
 from messagebus.core.membership import Judgement, ListKeeper
 from messagebus.core.route import backoff_ms
@@ -29,6 +27,7 @@ from messagebus.errors import (
     MessageBusError,
     reason_of,
 )
+from messagebus.files import replace_file
 
 log = logging.getLogger("messagebus.list")
 
@@ -155,7 +154,7 @@ class ListFollower:
                 await self._wait_after(fault)
 
     async def _fetch(self, http: httpx.AsyncClient, url: str) -> None:
-        keeper, asked_ms = self.keeper, now_ms()
+        keeper, asked_ms = self.keeper, monotonic_ms()
         found = await fetch_list(
             http,
             url,
@@ -167,14 +166,14 @@ class ListFollower:
             applied=str(max(self._applied, 0)),
         )
         if found is None:
-            keeper.unchanged(now_ms())
-            await asyncio.sleep(max(0, asked_ms + ASK_EVERY_MS - now_ms()) / 1000)
+            keeper.unchanged(monotonic_ms())
+            await asyncio.sleep(max(0, asked_ms + ASK_EVERY_MS - monotonic_ms()) / 1000)
             return
         judgement, reason = keeper.judge(
             generation=found.generation,
             cluster=found.cluster,
             hosts=(entry.broker.host for entry in found),
-            now_ms=now_ms(),
+            now_ms=monotonic_ms(),
         )
         if judgement is Judgement.REFUSED:
             raise ListInvalid(reason)
@@ -228,7 +227,7 @@ class ListFollower:
             return
         hosts = (entry.broker.host for entry in found)
         judgement, reason = self.keeper.judge(
-            generation=found.generation, cluster=found.cluster, hosts=hosts, now_ms=now_ms()
+            generation=found.generation, cluster=found.cluster, hosts=hosts, now_ms=monotonic_ms()
         )
         self.keeper.good_ms = None
         if judgement is Judgement.REFUSED:
@@ -240,12 +239,7 @@ class ListFollower:
         if not self._bus.list_cache:
             return
         path = Path(self._bus.list_cache)
-        candidate = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
-            candidate.unlink(missing_ok=True)
-            # Created, so that a symbolic link put there is not followed.
-            with candidate.open("x") as file:
-                file.write(found.render())
-            candidate.replace(path)
+            replace_file(path, found.render())
         except OSError as fault:
             log.warning("list cache not written file=%s reason=%r", path, str(fault))

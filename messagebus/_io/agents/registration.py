@@ -20,9 +20,8 @@ import httpx
 from messagebus._io.agents.http import http_client
 from messagebus._io.amqp.control import mismatch_text
 from messagebus._io.amqp.link import Credentials, Link, dial
-from messagebus._io.loop import now_ms
 from messagebus._io.wire import Registration, Topology
-from messagebus.clock import whole_ms
+from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig
 from messagebus.core.homes import mark_of
 from messagebus.core.route import backoff_ms
@@ -109,7 +108,7 @@ class Agents:
         enough: bool = False,
         told: Callable[[Registration], None] | None = None,
     ) -> Registration:
-        until_ms, failures, strangers = now_ms() + timeout_ms, 0, 0
+        until_ms, failures, strangers = monotonic_ms() + timeout_ms, 0, 0
         missing: Mapping[str, str] = {}
         created: tuple[str, ...] = ()
         async with http_client(
@@ -135,7 +134,7 @@ class Agents:
                 wait_ms = backoff_ms(
                     failures, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS, share=random.random()
                 )
-                if now_ms() + wait_ms >= until_ms:
+                if monotonic_ms() + wait_ms >= until_ms:
                     raise RegistrationIncomplete(", ".join(map(str, wanted)), missing)
                 await asyncio.sleep(wait_ms / 1000)
 
@@ -163,7 +162,7 @@ class Agents:
                 raise LinkLost(url, f"HTTP {answer.status_code} {answer.text.strip()[:200]}")
 
     async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
-        until_ms, failures, absent = now_ms() + timeout_ms, 0, 0
+        until_ms, failures, absent = monotonic_ms() + timeout_ms, 0, 0
         async with http_client(
             self._bus, timeout=ANSWER_TIMEOUT_S, transport=self._transport
         ) as http:
@@ -182,7 +181,7 @@ class Agents:
                 wait_ms = backoff_ms(
                     failures, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS, share=random.random()
                 )
-                if now_ms() + wait_ms >= until_ms:
+                if monotonic_ms() + wait_ms >= until_ms:
                     raise RegistrationIncomplete(str(queue), missing)
                 await asyncio.sleep(wait_ms / 1000)
 

@@ -22,11 +22,13 @@ from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Source, Stream, Subscription, Topic
 from messagebus.errors import (
+    REASON_CHARS_MAX,
     ConfigError,
     LinkLost,
     LoginRefused,
     NotFound,
     TopologyError,
+    one_line,
     reason_of,
 )
 from messagebus.secret import Secret
@@ -323,4 +325,4 @@ def _error_of(answer: httpx.Response) -> str:
     except ValueError:
         told = {}
     text = told.get("error") if isinstance(told, dict) else None
-    return " ".join(str(text or answer.text).split())[:200]
+    return one_line(str(text or answer.text), REASON_CHARS_MAX)

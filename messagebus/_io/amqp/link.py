@@ -31,6 +31,8 @@ from messagebus._io.amqp.connection import Transport, connection_class, transpor
 from messagebus._io.amqp.frames import HEADER_OVERHEAD
 from messagebus.broker import Broker
 from messagebus.errors import (
+    ACCESS_REFUSED,
+    NOT_ALLOWED,
     NOT_FOUND,
     CertificateRefused,
     ChannelRefused,
@@ -600,7 +602,10 @@ def _translate(address: Broker, why: BaseException) -> LinkError:
             return why
         case pika.exceptions.ChannelClosedByBroker(reply_code=code, reply_text=text):
             return ChannelRefused(address.name, code, text)
-        case pika.exceptions.ConnectionClosedByBroker(reply_code=403 | 530, reply_text=text):
+        case pika.exceptions.ConnectionClosedByBroker(reply_code=code, reply_text=text) if code in (
+            ACCESS_REFUSED,
+            NOT_ALLOWED,
+        ):
             return _refused(address, text)
         # pika guesses these two from any end during the handshake; only the broker's own word counts.
         case (
@@ -635,4 +640,4 @@ def _root(why: BaseException) -> BaseException:
 
 
 def _lost(address: Broker, why: BaseException) -> LinkLost:
-    return LinkLost(address.name, reason_of(why)[:REASON_MAX])
+    return LinkLost(address.name, reason_of(why, REASON_MAX))

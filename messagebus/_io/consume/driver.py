@@ -26,9 +26,9 @@ from messagebus._io.consume.links import ConsumerLinks
 from messagebus._io.consume.registering import Registering
 from messagebus._io.consume.way import Way
 from messagebus._io.hooks import HookChain
-from messagebus._io.loop import Conditions, Tasks, now_ms
+from messagebus._io.loop import Conditions, Tasks
 from messagebus._io.wire import Follower, Wire
-from messagebus.clock import in_seconds
+from messagebus.clock import in_seconds, monotonic_ms
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.destination import Source
 from messagebus.errors import LinkError, TopologyMismatch
@@ -355,7 +355,7 @@ class ConsumeDriver:
             buffered=way.first.buffered(),
             handed_out=way.plain.handed_out,
             list_generation=max(keeper.generation, 0),
-            list_age_s=in_seconds(keeper.age_ms(now_ms())),
+            list_age_s=in_seconds(keeper.age_ms(monotonic_ms())),
             list_faults=keeper.faults,
             **way.stats(),
         )

@@ -25,10 +25,10 @@ from messagebus._io.consume.idle import IdleLinks
 from messagebus._io.consume.inbox import Inbox
 from messagebus._io.consume.registering import Registering
 from messagebus._io.consume.way import Way
-from messagebus._io.loop import Conditions, Tasks, now_ms
+from messagebus._io.loop import Conditions, Tasks
 from messagebus._io.wire import TOO_LATE, Outage, Wire, is_absent
 from messagebus.broker import Broker, BrokerList
-from messagebus.clock import whole_ms
+from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.core.group import SEGMENT_PREFETCH
 from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State, Subset
@@ -143,14 +143,14 @@ class ConsumerLinks:
             self.source,
             options,
             delivered=self._inbox.delivered_by,
-            on_change=lambda names: self.perform(self.members.refresh(names, now_ms())),
+            on_change=lambda names: self.perform(self.members.refresh(names, monotonic_ms())),
         )
-        self.perform(self.members.refresh(self.segments.names, now_ms()))
+        self.perform(self.members.refresh(self.segments.names, monotonic_ms()))
 
     def listed(self, brokers: BrokerList) -> None:
         """Apply a new list. A draining broker is consumed from until it leaves the list."""
         names = brokers.names if self.segments is None else self.segments.names
-        self.perform(self.members.refresh(names, now_ms()))
+        self.perform(self.members.refresh(names, monotonic_ms()))
 
     def perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -244,7 +244,7 @@ class ConsumerLinks:
             self._closing.spawn(link.close())
         if rests:
             self.idle.keep_idle(broker)
-        self.members.lost(broker, now_ms(), random.random())
+        self.members.lost(broker, monotonic_ms(), random.random())
 
     def _consume_again(self, broker: str) -> None:
         link = self.links.get(broker)
@@ -296,7 +296,7 @@ class ConsumerLinks:
             refused, absent = type(fault) is LoginRefused, getattr(fault, "absent", False)
             # Segments that share a dial share its fault, and are dialled together again.
             share = random.Random(id(fault)).random()
-            self.members.lost(broker, now_ms(), share, refused=refused, absent=absent)
+            self.members.lost(broker, monotonic_ms(), share, refused=refused, absent=absent)
 
     def _drain(self, broker: str) -> None:
         """Hand out the buffered deliveries, wait for the answers that are owed, then hang up."""
@@ -332,9 +332,9 @@ class ConsumerLinks:
             log.warning(
                 "link lost broker=%s owed=%d reason=%r docs=%s", broker, owed, why.reason, why.docs
             )
-        self.members.lost(broker, now_ms(), random.random())
+        self.members.lost(broker, monotonic_ms(), random.random())
         if was_attached:
-            self.perform(self.members.tick(now_ms()))
+            self.perform(self.members.tick(monotonic_ms()))
         self._wake()
 
     def _forget(self, broker: str) -> Link | None:
@@ -351,7 +351,7 @@ class ConsumerLinks:
         if self.members.draining:
             for broker in list(self.members.draining):
                 if not self._is_open_to(broker):
-                    self.perform(self.members.drained(broker, now_ms()))
+                    self.perform(self.members.drained(broker, monotonic_ms()))
         if self.leaving:
             for broker in list(self.leaving):
                 if not self._inbox.holds(broker):
@@ -419,6 +419,6 @@ class ConsumerLinks:
 
     def tick(self) -> None:
         """Look at the time."""
-        self.perform(self.members.tick(now_ms()))
+        self.perform(self.members.tick(monotonic_ms()))
         if self.segments is not None:
             self.segments.tick()

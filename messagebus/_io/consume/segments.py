@@ -16,9 +16,10 @@ import secrets
 from collections.abc import Callable
 
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, Link
-from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.loop import Tasks
 from messagebus._io.wire import Wire, follow_homes
 from messagebus.broker import Broker
+from messagebus.clock import monotonic_ms
 from messagebus.core.group import Group
 from messagebus.core.homes import Home, joined, read_chains, segment_of
 from messagebus.destination import Subscription
@@ -134,7 +135,7 @@ class Segments:
 
     def tick(self) -> None:
         """Count the members, and begin a round, when it is time."""
-        now = now_ms()
+        now = monotonic_ms()
         if now - self._count_ms >= COUNT_MS:
             self._count_ms = now
             self._leave_former_homes()

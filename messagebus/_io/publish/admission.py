@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from messagebus._io.hooks import HookChain
-from messagebus._io.loop import OneStop, Origin, now_ms
+from messagebus._io.loop import OneStop, Origin
 from messagebus._io.publish.door import Door
 from messagebus._io.publish.drivers import Drivers, refuse_batches
 from messagebus._io.publish.publishes import (
@@ -28,7 +28,7 @@ from messagebus._io.publish.publishes import (
     whole_timeout_ms,
 )
 from messagebus._io.wire import Wire
-from messagebus.clock import whole_ms
+from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing
 from messagebus.core.pending import PendingPublishes
@@ -53,7 +53,7 @@ class Lane:
 
     async def wait(self, size: int, timeout_ms: int, count: int) -> int:
         """Wait for a turn with room. Returns the ms that are left. Raises TimeoutError or Stopped."""
-        until_ms, tickets = now_ms() + timeout_ms, self.tickets
+        until_ms, tickets = monotonic_ms() + timeout_ms, self.tickets
         number = next(self._numbers)
         mine: _Ticket = (number, asyncio.get_running_loop().create_future())
         tickets.append(mine)
@@ -67,7 +67,7 @@ class Lane:
                     is_next = not tickets or number < tickets[0][0]
                     if is_next and self.has_room(size, count):
                         is_admitted = True
-                        return max(1, until_ms - now_ms())
+                        return max(1, until_ms - monotonic_ms())
                     mine = (number, asyncio.get_running_loop().create_future())
                     earlier = sum(1 for _ in itertools.takewhile(lambda t: t[0] < number, tickets))
                     tickets.insert(earlier, mine)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from messagebus._io.amqp.properties import due_first, encode, encode_entry
-from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.loop import Tasks
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.publishes import (
     Bundle,
@@ -26,7 +26,7 @@ from messagebus._io.publish.publishes import (
     Waiter,
     tell,
 )
-from messagebus.clock import whole_ms
+from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import PublisherConfig
 from messagebus.core.confirms import Packing
 from messagebus.core.pending import Item, PendingPublishes
@@ -159,7 +159,7 @@ class MemoryDoor:
         target, body, message = call
         if target.destination not in self._known:
             self.open(target)
-        deadline_ms = time.monotonic_ns() // 1_000_000 + timeout_ms
+        deadline_ms = monotonic_ms() + timeout_ms
         if message is None:
             publish = Publish(next(self._ids), target, body, None, deadline_ms, waiter)
             self._pending.accept(publish)
@@ -195,7 +195,7 @@ class MemoryDoor:
         waiter: Waiter,
     ) -> None:
         """Do as `submit`, for encoded properties with this id; it travels alone."""
-        deadline_ms = now_ms() + timeout_ms
+        deadline_ms = monotonic_ms() + timeout_ms
         self.accept_alone(Publish(message_id, target, body, properties, deadline_ms, waiter))
 
     def accept_alone(self, publish: Publish) -> None:
@@ -233,7 +233,7 @@ class MemoryDoor:
         self, target: Target, bodies: list[bytes], size: int, timeout_ms: int, waiter: Many
     ) -> Bundle:
         ids = list(itertools.islice(self._ids, len(bodies)))
-        bundle = Bundle(ids, bodies, size, target, now_ms() + timeout_ms, waiter)
+        bundle = Bundle(ids, bodies, size, target, monotonic_ms() + timeout_ms, waiter)
         self.accept_bundle(bundle)
         return bundle
 

@@ -22,13 +22,14 @@ from typing import cast
 import pika.exceptions
 
 from messagebus._io.amqp.link import Link
-from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.loop import Tasks
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.door import Door, MakeDoor, MemoryDoor
 from messagebus._io.publish.links import Links
 from messagebus._io.publish.publishes import Publish, Sender, message_ids, tell
 from messagebus._io.publish.routes import AnyBroker, RoutePolicy
 from messagebus._io.wire import Wire
+from messagebus.clock import monotonic_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import PUBLISHER_STOPPED, REFUSED, Entry, Item, PendingPublishes
 
@@ -248,7 +249,9 @@ class PublishDriver:
         if pending.lingering and self._linger is None:
             due_ms = pending.lingers_until_ms()
             if due_ms is not None:
-                self._linger = self._loop.call_later((due_ms - now_ms()) / 1000, self._lingered)
+                self._linger = self._loop.call_later(
+                    (due_ms - monotonic_ms()) / 1000, self._lingered
+                )
         if not entries:
             return
         try:
@@ -311,7 +314,7 @@ class PublishDriver:
         self._tick()
 
     def _tick(self) -> None:
-        now = now_ms()
+        now = monotonic_ms()
         self.door.before_tick(now)
         self.settle(self.pending.expire(now, self.why_late()))
         self.links.tick(now)
@@ -329,7 +332,9 @@ class PublishDriver:
         if self.links.dialer.is_over:
             return
         due_ms = self.links.route.next_due_ms()
-        wait_ms = TICK_MS if due_ms is None else min(TICK_MS, max(TICK_MIN_MS, due_ms - now_ms()))
+        wait_ms = (
+            TICK_MS if due_ms is None else min(TICK_MS, max(TICK_MIN_MS, due_ms - monotonic_ms()))
+        )
         self._timer = self._loop.call_later(wait_ms / 1000, self._tick)
 
     # Questions.

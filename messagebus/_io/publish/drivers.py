@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from messagebus._io.hooks import HookChain
-from messagebus._io.loop import now_ms
 from messagebus._io.publish.door import MakeDoor
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
@@ -26,7 +25,7 @@ from messagebus._io.publish.publishes import (
     Waiter,
 )
 from messagebus._io.wire import Wire
-from messagebus.clock import in_seconds
+from messagebus.clock import in_seconds, monotonic_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE, Item
 from messagebus.core.redundancy import PARTITIONED, REQUIRED
@@ -231,7 +230,7 @@ class Drivers:
             moves=counts["moves"],
             links_lost=counts["links_lost"],
             last_confirm_age_s=(time.monotonic_ns() - last_ns) / 1e9 if last_ns else None,
-            list_age_s=in_seconds(keeper.age_ms(now_ms())),
+            list_age_s=in_seconds(keeper.age_ms(monotonic_ms())),
             list_faults=keeper.faults,
             spool_messages=spool.messages,
             spool_bytes=spool.bytes,

@@ -17,14 +17,14 @@ from typing import Protocol
 
 from messagebus._io.amqp.frames import HEADER_OVERHEAD
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, Link
-from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.loop import Tasks
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.dialing import Dialer
 from messagebus._io.publish.publishes import Address, Sender, place_name
 from messagebus._io.publish.routes import RoutePolicy
 from messagebus._io.wire import Wire
 from messagebus.broker import BrokerList
-from messagebus.clock import whole_ms
+from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import Item, PendingPublishes
 from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
@@ -153,7 +153,7 @@ class Links:
 
     def dial_failed(self, number: int, *, refused: bool, absent: bool) -> None:
         """Note that a dial has failed. refused: its login; absent: nobody listens."""
-        self.route.lost(number, now_ms(), random.random(), refused=refused, absent=absent)
+        self.route.lost(number, monotonic_ms(), random.random(), refused=refused, absent=absent)
         self._user.arm()
 
     def opened(self, number: int, link: Link, unseen: list[Address]) -> None:
@@ -170,7 +170,9 @@ class Links:
         if avoid is not None and not link.broker:
             told = f"; last fault: the broker at {link.address} does not say its name"
             self.dialer.last_fault = told
-        self.perform(self.route.opened(number, link.broker, now_ms(), random.random(), avoid=avoid))
+        self.perform(
+            self.route.opened(number, link.broker, monotonic_ms(), random.random(), avoid=avoid)
+        )
         self._user.arm()
 
     def _returned(self, number: int, exchange: str, routing_key: str, message_id: str) -> None:
@@ -194,7 +196,7 @@ class Links:
             if other == self.slowness.dead and other in same:
                 self._hang_up(other)  # its broker answers, only not on this link
                 continue
-            self.retiring.setdefault(other, now_ms() + RETIRE_MS)
+            self.retiring.setdefault(other, monotonic_ms() + RETIRE_MS)
             self.hang_up_if_answered(other)
         name = new.broker or str(new.address)
         self.dialer.succeeded(name)
@@ -226,7 +228,7 @@ class Links:
     def _hang_up(self, number: int) -> None:
         self.dialer.cancel(number)
         if link := self._remove(number):
-            self._user.settle(self._pending.link_lost(number, now_ms()))
+            self._user.settle(self._pending.link_lost(number, monotonic_ms()))
             self._destinations.open_held()  # what came back may be for one that was closed meanwhile
             self._user.wake()
             self.dialer.closing.spawn(link.close())
@@ -245,7 +247,7 @@ class Links:
         self.lost += 1
         in_flight = self._pending.in_flight
         refused = isinstance(why, ChannelRefused) and why.code == PRECONDITION_FAILED
-        settled = self._pending.link_lost(number, now_ms(), why.reason, refused=refused)
+        settled = self._pending.link_lost(number, monotonic_ms(), why.reason, refused=refused)
         self._user.settle(settled)
         self._destinations.link_lost(why)
         log.warning(
@@ -254,8 +256,8 @@ class Links:
         )
         if self.route.current == number:
             self.dialer.connected.clear()
-        self.route.lost(number, now_ms(), random.random())
-        self.perform(self.route.tick(now_ms()))
+        self.route.lost(number, monotonic_ms(), random.random())
+        self.perform(self.route.tick(monotonic_ms()))
         self._user.wake()  # what it left open may go out on another link at once
 
     async def close(self, until_s: float) -> None:
@@ -296,13 +298,13 @@ class Links:
 
     def leave(self) -> None:
         """Move to another broker, where another one will do."""
-        self.route.leave(now_ms())
-        self.perform(self.route.tick(now_ms()))
+        self.route.leave(monotonic_ms())
+        self.perform(self.route.tick(monotonic_ms()))
 
     def renew(self) -> None:
         """Dial anew through the balancer."""
-        self.route.renew(now_ms())
-        self.perform(self.route.tick(now_ms()))
+        self.route.renew(monotonic_ms())
+        self.perform(self.route.tick(monotonic_ms()))
 
     # Time.
     def tick(self, now: int) -> None:
@@ -363,5 +365,5 @@ class Links:
             if number == self.route.current and not self.is_blocked:
                 log.warning("link dead broker=%s unanswered_ms>=%d", link.broker, timeout_ms)
                 self.slowness.dead = number
-                self.route.abandon(now_ms())
-                self.perform(self.route.tick(now_ms()))
+                self.route.abandon(monotonic_ms())
+                self.perform(self.route.tick(monotonic_ms()))

@@ -21,7 +21,7 @@ from zlib import crc32
 
 from messagebus._io.amqp.link import Link
 from messagebus._io.amqp.properties import KEY_HEADER, read_headers, read_key
-from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.loop import Tasks
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
     Address,
@@ -34,6 +34,7 @@ from messagebus._io.publish.publishes import (
 )
 from messagebus._io.wire import NEWS_WAIT_S, Topology, Wire, follow_homes
 from messagebus.broker import Broker, BrokerList
+from messagebus.clock import monotonic_ms
 from messagebus.core.homes import (
     Chain,
     Home,
@@ -72,7 +73,7 @@ class HomeBroker:
         self.name = name
         self.follower = first.policy.follower
         self.exchanges: set[str] = set()
-        self._away_since_ms: int | None = now_ms()
+        self._away_since_ms: int | None = monotonic_ms()
         self.driver = first.another(self, on_room)
 
     # The route.
@@ -97,7 +98,7 @@ class HomeBroker:
             raise refused
 
     def why_late(self, last_fault: str) -> str:
-        away = "is away" if self.is_away(now_ms()) else "did not answer"
+        away = "is away" if self.is_away(monotonic_ms()) else "did not answer"
         return f"{DEADLINE_PASSED}: home {self.name} of its partition {away}{last_fault}"
 
     # Its publishes.
@@ -309,7 +310,7 @@ class Partitions:
             own = self._target(topic, partition, target.content_type)
         memory, pending = broker.driver.memory, broker.driver.pending
         if pending.waiting >= self._share:
-            if broker.is_away(now_ms()):
+            if broker.is_away(monotonic_ms()):
                 message_id = message.message_id if message is not None else ""
                 publish = Publish(message_id, own, body, None, 0, waiter)
                 away = f"home {broker.name} of partition {partition} is away"
@@ -327,7 +328,7 @@ class Partitions:
         found = self._topics.get(topic)
         if found is None or not self._first.links.is_linked:
             return ""
-        now = now_ms()
+        now = monotonic_ms()
         brokers = [found.brokers[partition_of(key, found.count)]] if key else found.brokers
         return brokers[0].name if all(each.is_away(now) for each in brokers) else ""
 
@@ -337,13 +338,13 @@ class Partitions:
         self._first.on_room()
 
     def _look(self) -> None:
-        now = now_ms()
+        now = monotonic_ms()
         crowded = self.crowded
         if crowded is not None and (crowded.driver.pending.has_room(0) or crowded.is_away(now)):
             self.crowded = None
 
     def _tick(self) -> None:
-        now = now_ms()
+        now = monotonic_ms()
         for broker in self.brokers.values():
             broker.is_away(now)
         for topic in self._topics.values():
@@ -365,7 +366,7 @@ class Partitions:
 
     def waiting(self) -> tuple[int, int]:
         """Return the messages that wait for the busiest home that answers, and bytes."""
-        now = now_ms()
+        now = monotonic_ms()
         near = [
             each.driver.pending for each in list(self.brokers.values()) if not each.is_away(now)
         ]

@@ -19,7 +19,7 @@ from collections import Counter
 from typing import cast
 
 from messagebus._io.amqp.properties import bare_shape
-from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.loop import Tasks
 from messagebus._io.publish.door import encode_publish
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
@@ -33,7 +33,7 @@ from messagebus._io.publish.publishes import (
     tell,
 )
 from messagebus._io.publish.routes import AnotherBroker
-from messagebus.clock import LogLimit
+from messagebus.clock import LogLimit, monotonic_ms
 from messagebus.core.pending import CONFIRMED, REFUSED, Item
 from messagebus.core.redundancy import NO_SECOND, PREFERRED, CopyEnd, PairEnd, end_of
 from messagebus.stats import CONFIRMED_OUTCOME, Durability, Outcome, Published
@@ -167,7 +167,7 @@ class RedundantDrivers:
     def submit(self, call: Call, timeout_ms: int, waiter: Waiter | Many | None) -> RedundantPublish:
         """Accept a publish without a bound: the caller has asked for room. As `Door.submit`."""
         target, body, message = call
-        now = self._used_ms = time.monotonic_ns() // 1_000_000
+        now = self._used_ms = monotonic_ms()
         deadline_ms, redundancy = now + timeout_ms, target.redundancy
         first, second = self.first, self.second or self._begin()
         if message is None:
@@ -232,7 +232,7 @@ class RedundantDrivers:
 
     # The second driver.
     def _begin(self) -> PublishDriver:
-        self._used_ms = now_ms()
+        self._used_ms = monotonic_ms()
         self.second = second = self.first.another(AnotherBroker(self.first))
         for each in (self.first, second):
             each.on_displaced, each.links.on_adopted = self._displaced, self._adopted
@@ -243,7 +243,7 @@ class RedundantDrivers:
     def _adopted(self) -> None:
         """Make the second driver leave the broker that the first one came to, and let both send again."""
         for each in self.drivers:
-            self._look(each, now_ms())
+            self._look(each, monotonic_ms())
             each.wake()
         self._keep_apart()
 
@@ -268,7 +268,7 @@ class RedundantDrivers:
 
     def _only(self) -> PublishDriver | None:
         """Return the driver of the one copy, where there is no second broker, or was none for ALONE_MS."""
-        now, first = now_ms(), self.first
+        now, first = monotonic_ms(), self.first
         if first.is_unnamed and self.second is not None:
             return self.second if takes_copies(self.second, now) else first
         if self._is_stuck(self.second, now):
@@ -276,7 +276,7 @@ class RedundantDrivers:
         return self.second if self._is_stuck(first, now) else None
 
     def _tick(self) -> None:
-        second, now = self.second, now_ms()
+        second, now = self.second, monotonic_ms()
         if second is None:
             return
         if not self.open and now - self._used_ms >= IDLE_MS:

@@ -25,7 +25,7 @@ from messagebus.admin import (
     purge_subscriptions,
     redrive_parked,
 )
-from messagebus.clock import wall_ms
+from messagebus.clock import MS_PER_S, wall_ms
 from messagebus.services.monitor.config import MonitorConfig
 from messagebus.services.monitor.eventlog import ACTION, Event
 from messagebus.services.monitor.people import Principal
@@ -58,7 +58,6 @@ RESULT_CHARS_MAX = 1_000
 STOP_WITHIN_S = 5.0
 # Until the page shows a drain; the next one is judged by it.
 SEEN_WITHIN_S = 5.0
-MS_PER_S = 1_000
 
 
 class NotDone(Exception):

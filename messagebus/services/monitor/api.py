@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from messagebus import MessageBusError
+from messagebus.clock import MS_PER_S
 from messagebus.observing.totals import known
 from messagebus.observing.trace import rows_of
-from messagebus.services.monitor.board import MS_PER_S, Board, Source
+from messagebus.services.monitor.board import Board, Source
 from messagebus.services.monitor.people import Principal
 
 if TYPE_CHECKING:

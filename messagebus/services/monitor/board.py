@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from messagebus.clock import MS_PER_S
 from messagebus.observing.rates import Rates
 from messagebus.observing.rules import Raised
 from messagebus.observing.snapshot import Answer, Bus, Kind, Row, Seen
@@ -18,7 +19,6 @@ from messagebus.services.monitor.history import History
 State = Literal["ok", "warn", "bad", "unknown"]
 # Older figures than that are grey.
 OLD_MS = 10_000
-MS_PER_S = 1_000
 # A message that waits longer is worth a look.
 OLD_S = 60
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from messagebus import Secret
+from messagebus.clock import whole_ms
 from messagebus.http.allowance import Allowances
 from messagebus.http.connections import source_of
 
@@ -188,7 +189,7 @@ class Logins:
 
     def may_try(self, address: str) -> bool:
         """Count a try from an address; False: there were too many. A right one does not count."""
-        return self._tries.take(source_of(address), round(self._clock() * 1000))
+        return self._tries.take(source_of(address), whole_ms(self._clock()))
 
     def was_right(self, address: str) -> None:
         """Count a try from an address no more."""

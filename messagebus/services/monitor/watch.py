@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from messagebus import MessageBusError
-from messagebus.clock import wall_ms
+from messagebus.clock import MS_PER_S, wall_ms
 from messagebus.observing.snapshot import Bus
 from messagebus.observing.totals import known
 from messagebus.services.monitor.board import Board, Source, View, board
@@ -31,7 +31,6 @@ REST_EVERY_S = 5.0
 LOOKED_AT_S = 15.0
 STOP_WITHIN_S = 3.0
 NAMES_MAX = 200
-MS_PER_S = 1_000
 
 
 class Looks(Protocol):

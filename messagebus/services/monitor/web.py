@@ -28,7 +28,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
 from messagebus import MessageBusError
-from messagebus.clock import wall_ms
+from messagebus.clock import wall_ms, whole_ms
 from messagebus.http.allowance import Allowances
 from messagebus.http.connections import source_of
 from messagebus.http.guard import Guard
@@ -181,7 +181,7 @@ class Monitor:
         """Take of a client's allowance; or return the refusal."""
         # The name is one that was proved.
         client = f"{source_of(self.address(request))} {who.name}"
-        if self._requests.take(client, round(self._clock() * 1000), cost):
+        if self._requests.take(client, whole_ms(self._clock()), cost):
             return None
         return PlainTextResponse("too many requests\n", 429, {"Retry-After": "1"})
 

@@ -75,7 +75,7 @@ def test_a_broker_that_lacks_a_queue_in_the_making_is_no_outage(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1_000]
-    monkeypatch.setattr(wire, "now_ms", lambda: clock[0])
+    monkeypatch.setattr(wire, "monotonic_ms", lambda: clock[0])
     outage = Outage(log)
     absent = ChannelRefused("b1", 404, "no queue")
     outage.dial_failed("b1", absent)
@@ -114,7 +114,7 @@ def test_a_long_outage_is_told_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1_000]
-    monkeypatch.setattr(wire, "now_ms", lambda: clock[0])
+    monkeypatch.setattr(wire, "monotonic_ms", lambda: clock[0])
     outage = Outage(log)
     outage.over("b1")
     assert caplog.messages == []

@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import cast
 
 from messagebus._io.hooks import HookChain
-from messagebus._io.loop import now_ms
 from messagebus._io.publish.door import Sending, SpoolCounts, encode_publish
 from messagebus._io.publish.publishes import Bundle, Call, Many, Publish, Target, Waiter
 from messagebus._io.publish.spool.keeper import Keeper
 from messagebus._io.publish.spool.records import Records, name_of
 from messagebus._io.publish.spool.replayer import REPLAY_MESSAGES, Replayed, Replayer
 from messagebus._io.publish.spool.writer import Disk, Writer, fits
-from messagebus.clock import whole_ms
+from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing
 from messagebus.core.pending import CONFIRMED, Item
@@ -88,7 +87,7 @@ class DiskDoor:
         )
         self._phase = Phase.SENDING
         self._is_plain = False  # nothing concerns the spool: publishes go their usual way
-        self._usable_ms = self._taken_over_ms = now_ms()
+        self._usable_ms = self._taken_over_ms = monotonic_ms()
 
     # Accepting.
     @property
@@ -101,7 +100,7 @@ class DiskDoor:
         if self._is_plain or not self._goes_to_disk(target):
             return self._memory.submit(call, timeout_ms, waiter)
         message_id = (message.message_id if message else "") or next(self._driver.ids)
-        publish = Publish(message_id, target, body, None, now_ms() + timeout_ms, waiter)
+        publish = Publish(message_id, target, body, None, monotonic_ms() + timeout_ms, waiter)
         try:
             if message is None:
                 publish.properties = self._records.bare(target.content_type, message_id)
@@ -118,7 +117,7 @@ class DiskDoor:
         if self._is_plain or not self._goes_to_disk(target):
             return self._memory.submit_bundle(target, bodies, size, timeout_ms, waiter)
         ids = [next(self._driver.ids) for _ in bodies]
-        bundle = Bundle(ids, bodies, size, target, now_ms() + timeout_ms, waiter)
+        bundle = Bundle(ids, bodies, size, target, monotonic_ms() + timeout_ms, waiter)
         self._to_disk(bundle)
         return bundle
 
@@ -196,7 +195,7 @@ class DiskDoor:
         """Return how many messages may be written now; where nothing is sent there is no limit."""
         least = REPLAY_MESSAGES if self._settings.always else 0
         pace = self._replayer.pace
-        is_sending = not self._is_away and pace.is_sending(now_ms())
+        is_sending = not self._is_away and pace.is_sending(monotonic_ms())
         if is_sending and self._keeper.messages > least:
             return pace.allowed
         return self._settings.messages_max
@@ -204,7 +203,7 @@ class DiskDoor:
     def _may_replay(self) -> bool:
         if self._phase is not Phase.SENDING or not self._is_open:
             return False
-        return self._driver.is_taking(now_ms())
+        return self._driver.is_taking(monotonic_ms())
 
     def _written(self, count: int) -> None:
         self._replayer.pace.pay(count)
@@ -225,7 +224,7 @@ class DiskDoor:
         self._driver.tasks.spawn(self._replayer.run())
 
     async def _take_over(self) -> None:
-        self._taken_over_ms = now_ms()
+        self._taken_over_ms = monotonic_ms()
         await self._keeper.take_over()
         self._reflect()
 

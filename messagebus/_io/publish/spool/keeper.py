@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.loop import Tasks
 from messagebus._io.publish.spool.folder import (
     SEGMENT_BYTES,
     DiskThread,
@@ -24,6 +24,7 @@ from messagebus._io.publish.spool.folder import (
     cursor_bytes,
 )
 from messagebus._io.publish.spool.records import Records, read_place
+from messagebus.clock import monotonic_ms
 from messagebus.core.spool import Segment
 from messagebus.errors import ConfigError, NameInvalid, reason_of
 
@@ -91,7 +92,7 @@ class Keeper:
         """Messages confirmed since the cursor was written."""
         self.is_writing = False
         """True while the thread writes messages to its own sub-folder."""
-        self.written_ms = self._saved_ms = now_ms()
+        self.written_ms = self._saved_ms = monotonic_ms()
         self._is_tidying, self._tidy_at_ms = False, 0
         self._tidy_fault = ""  # the last one that was logged
 

@@ -14,13 +14,13 @@ from collections.abc import Callable
 
 from messagebus._io.amqp.properties import read_message_id
 from messagebus._io.hooks import HookChain
-from messagebus._io.loop import now_ms
 from messagebus._io.publish.door import MemoryDoor
 from messagebus._io.publish.publishes import Publish
 from messagebus._io.publish.spool.folder import Store
 from messagebus._io.publish.spool.keeper import CURSOR_CONFIRMS, DISK_RETRY_MS, Keeper, words_of
 from messagebus._io.publish.spool.records import Records
 from messagebus._io.publish.spool.writer import Pace
+from messagebus.clock import monotonic_ms
 from messagebus.config import PublisherConfig
 from messagebus.core.pending import NO_DEADLINE_MS
 from messagebus.core.spool import (
@@ -143,7 +143,7 @@ class Replayer:
         for store in self._keeper.stores():
             if not self._may_send():
                 break
-            ready = store.index.begin_pass(now_ms(), blocked)
+            ready = store.index.begin_pass(monotonic_ms(), blocked)
             for segment in list(store.index.segments) if ready else ():
                 if any(segment.waiting.get(lane) for lane in ready):
                     await self._replay(store, segment)
@@ -212,7 +212,7 @@ class Replayer:
         self.pace.sent += 1
         self._keeper.confirms += 1
         if self._keeper.confirms >= CURSOR_CONFIRMS:
-            self._keeper.tidy(now_ms())
+            self._keeper.tidy(monotonic_ms())
         if self._hooks is not None:
             self._hooks.spooled(sent.name, published)
 
@@ -224,7 +224,7 @@ class Replayer:
     def _failed(self, sent: Replayed, reason: str) -> None:
         self._room.give(sent.size)
         self.failures += 1
-        times = sent.store.index.failed(sent.lane, sent.number, now_ms())
+        times = sent.store.index.failed(sent.lane, sent.number, monotonic_ms())
         if times == 1 or times % 10 == 0:
             log.warning(
                 "spool: not taken destination=%s times=%d reason=%r", sent.name, times, reason

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from enum import Enum
 from typing import cast
 
-from messagebus._io.loop import now_ms
 from messagebus._io.publish.door import Sending
 from messagebus._io.publish.publishes import Publish
 from messagebus._io.publish.spool.folder import SEGMENT_BYTES, segment_name
 from messagebus._io.publish.spool.keeper import DISK_RETRY_MS, Keeper, words_of
 from messagebus._io.publish.spool.records import Records
+from messagebus.clock import monotonic_ms, wall_ms
 from messagebus.config import Spool
 from messagebus.core.confirms import Packing
 from messagebus.core.pending import (
@@ -212,7 +211,7 @@ class Writer:
 
     async def _write_queued(self) -> None:
         self._release()
-        while self._queue and self._keeper.taken_over.is_set() and now_ms() >= self._retry_ms:
+        while self._queue and self._keeper.taken_over.is_set() and monotonic_ms() >= self._retry_ms:
             group = self._next_group(self._count_max())
             if not group:
                 break
@@ -256,7 +255,7 @@ class Writer:
             self._queue.extendleft(reversed(group))
             self.failed(fault)
             return
-        index, header, ms = own.index, b"", max(0, time.time_ns() // 1_000_000)
+        index, header, ms = own.index, b"", max(0, wall_ms())
         parts: list[bytes] = []
         written: list[tuple[int, str]] = []
         self._writing, keeper.is_writing = group, True
@@ -288,7 +287,7 @@ class Writer:
         )  # not when it is cancelled: `end_all` settles what is being written
         for (number, lane), part in zip(written, parts, strict=True):
             index.written(number, lane, ms, len(part))
-        keeper.written_ms = now_ms()
+        keeper.written_ms = monotonic_ms()
         if self.fault:
             log.warning("spool takes messages again after reason=%r", self.fault)
             self._recovered()
@@ -304,7 +303,7 @@ class Writer:
     # What the disk says.
     def failed(self, fault: Exception) -> None:
         """Note a fault of the disk, or of the library; it is tried again after DISK_RETRY_MS."""
-        self._retry_ms = now_ms() + DISK_RETRY_MS
+        self._retry_ms = monotonic_ms() + DISK_RETRY_MS
         if not self.fault:
             unexpected = None if isinstance(fault, OSError) else fault
             folder, words = self._keeper.root, words_of(fault)

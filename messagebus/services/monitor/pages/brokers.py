@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from messagebus.clock import MS_PER_S
 from messagebus.observing.rates import Rates
 from messagebus.observing.snapshot import LOSES, NO_LINK, Answer, Mirror, Room, Seen
 from messagebus.observing.totals import UNKNOWN
@@ -15,7 +16,6 @@ from messagebus.services.monitor.figures import Spark
 from messagebus.services.monitor.pages.shared import (
     ARRIVING,
     LEAVING,
-    MS_PER_S,
     NAMES_SHOWN,
     OLDEST,
     QUEUES_SHOWN,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from messagebus.clock import MS_PER_S
 from messagebus.observing.rules import Raised, Rule
 from messagebus.observing.snapshot import Client
 from messagebus.observing.totals import counted
@@ -14,7 +15,6 @@ from messagebus.services.monitor.eventlog import Event
 from messagebus.services.monitor.figures import NOTHING
 from messagebus.services.monitor.pages.shared import (
     CLIENTS_SHOWN,
-    MS_PER_S,
     NAMES_SHOWN,
     ROWS_A_PAGE,
     Link,

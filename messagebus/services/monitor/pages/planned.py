@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from messagebus.clock import MS_PER_S
 from messagebus.services.monitor import figures
 from messagebus.services.monitor.board import Board
 from messagebus.services.monitor.pages.shared import (
-    MS_PER_S,
     Settings,
     Values,
     broker_href,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from messagebus.clock import MS_PER_S
 from messagebus.observing.rules import Raised
 from messagebus.observing.snapshot import Consumer
 from messagebus.observing.totals import at_least
@@ -23,7 +24,6 @@ CLIENTS_SHOWN, QUEUES_SHOWN, NAMES_SHOWN, NEEDS_MAX = 200, 50, 5, 8
 OLDEST, WAITING, ARRIVING, LEAVING = range(4)
 TILE_SPARK = 200, 26
 BUS = "bus:"
-MS_PER_S = 1_000
 # What rules about no name of their own lead to.
 PAGE_OF_RULE = {
     "ClientBehind": "/clients?behind=1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from messagebus.clock import MS_PER_S
 from messagebus.observing.rules import UNKNOWN_REASON, reason
 from messagebus.observing.snapshot import Bus
 from messagebus.observing.totals import UNKNOWN, at_least
@@ -14,7 +15,6 @@ from messagebus.services.monitor.history import FIELDS, History
 from messagebus.services.monitor.pages.matrix import source_table
 from messagebus.services.monitor.pages.shared import (
     CLIENTS_SHOWN,
-    MS_PER_S,
     ROWS_A_PAGE,
     Attached,
     Link,

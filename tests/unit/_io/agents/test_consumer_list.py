@@ -183,7 +183,7 @@ async def test_nothing_new_said_at_once_is_not_asked_in_a_tight_loop(
 ) -> None:
     waits: list[float] = []
     monkeypatch.setattr(asyncio, "sleep", _recorded(waits))
-    monkeypatch.setattr(module, "now_ms", lambda: 1_000)
+    monkeypatch.setattr(module, "monotonic_ms", lambda: 1_000)
     run = follow(text(GOOD), *[httpx.Response(304)] * 3)
     monkeypatch.setattr(module, "ASK_EVERY_MS", 1_000)
     await run

@@ -23,10 +23,10 @@ from messagebus import (
 )
 from messagebus._io.amqp import link
 from messagebus._io.consume.copies import Copies, Original, Stored
-from messagebus._io.loop import now_ms
 from messagebus._io.publish import links
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.wire import Wire
+from messagebus.clock import monotonic_ms
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually
 from tests.support.fake_amqp import FakeRabbit, fake_rabbit
@@ -112,7 +112,7 @@ async def test_a_slow_broker_that_answers_now_and_then_is_not_logged_each_time(
         for number in range(5):
             await publisher.submit("orders", b"slow")
             await asyncio.sleep(0)
-            used.links.leave_if_slow(now_ms() + 2 * SLOW_MS)
+            used.links.leave_if_slow(monotonic_ms() + 2 * SLOW_MS)
             used.answered(used.links.route.current or 0, number + 2, False, True)
         bus.thaw()
     bus.close()
