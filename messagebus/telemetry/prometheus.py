@@ -68,94 +68,192 @@ class _Figure:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-_ENDS = "Publishes by how they ended."
+_ENDS = "Publishes by outcome."
 _PUBLISHER = (
     *(
         _Figure(word, "publisher_messages", _ENDS, labels={"outcome": word})
         for word in ("confirmed", "refused", "unroutable", "unknown", "spooled", "unconfirmed")
     ),
-    _Figure("redundant", "publisher_redundant_messages", "Confirmed by two brokers."),
-    _Figure("downgraded", "publisher_downgraded_messages", "Confirmed by one of two brokers."),
-    _Figure("retried", "publisher_retries", "Sends after the first of a message."),
-    _Figure("backlog", "publisher_backlog_messages", "Accepted and not yet sent.", "gauge"),
-    _Figure("window", "publisher_window_messages", "Sent and not yet answered.", "gauge"),
-    _Figure("settling", "publisher_settling_destinations", "Registered just now.", "gauge"),
-    _Figure("dials", "publisher_dials", "Links tried."),
-    _Figure("moves", "publisher_moves", "Links changed in good order."),
-    _Figure("links_lost", "publisher_links_lost", "Links that ended by themselves."),
+    _Figure("redundant", "publisher_redundant_messages", "Messages confirmed by two brokers."),
+    _Figure(
+        "downgraded",
+        "publisher_downgraded_messages",
+        "Messages for two brokers that only one confirmed.",
+    ),
+    _Figure("retried", "publisher_retries", "Sends after the first send of a message."),
+    _Figure(
+        "backlog", "publisher_backlog_messages", "Messages accepted and not yet sent.", "gauge"
+    ),
+    _Figure("window", "publisher_window_messages", "Messages sent and not yet confirmed.", "gauge"),
+    _Figure(
+        "settling",
+        "publisher_settling_destinations",
+        "Destinations whose queues are not on disk yet.",
+        "gauge",
+    ),
+    _Figure("dials", "publisher_dials", "Connections that the publisher tried to open."),
+    _Figure("moves", "publisher_moves", "Planned moves to another broker."),
+    _Figure("links_lost", "publisher_links_lost", "Connections that ended unexpectedly."),
     _Figure(
         "last_confirm_age_s",
         "publisher_last_confirm_age_seconds",
-        "Since the last answer of a broker.",
+        "Time since a broker last answered a publish.",
         "oldest",
     ),
     _Figure(
         "list_age_s",
         "publisher_list_age_seconds",
-        "Since the last good answer about the consumer list.",
+        "Time since the last valid consumer list.",
         "oldest",
     ),
-    _Figure("list_faults", "publisher_list_faults", "Answers that were no good list."),
-    _Figure("spool_messages", "publisher_spool_messages", "In the disk spool now.", "gauge"),
-    _Figure("spool_bytes", "publisher_spool_bytes", "Of its files.", "gauge"),
+    _Figure("list_faults", "publisher_list_faults", "Answers that were not a valid consumer list."),
+    _Figure("spool_messages", "publisher_spool_messages", "Messages in the disk spool.", "gauge"),
+    _Figure("spool_bytes", "publisher_spool_bytes", "Size of the files of the spool.", "gauge"),
     _Figure(
-        "spool_oldest_s", "publisher_spool_oldest_seconds", "Age of its oldest message.", "oldest"
+        "spool_oldest_s",
+        "publisher_spool_oldest_seconds",
+        "Age of the oldest message in the spool.",
+        "oldest",
     ),
-    _Figure("replayed", "publisher_replayed_messages", "Of the spool, confirmed by a broker."),
-    _Figure("spool_failures", "publisher_spool_failures", "Sends of the spool that were refused."),
-    _Figure("spool_damaged", "publisher_spool_damaged", "Places of spool files that are damaged."),
+    _Figure(
+        "replayed", "publisher_replayed_messages", "Messages of the spool that a broker confirmed."
+    ),
+    _Figure(
+        "spool_failures", "publisher_spool_failures", "Sends from the spool that a broker refused."
+    ),
+    _Figure("spool_damaged", "publisher_spool_damaged", "Damaged places in files of the spool."),
 )
-_ANSWERS = "Deliveries by how they were answered."
+_ANSWERS = "Deliveries by answer."
 _CONSUMER = (
     _Figure("acked", "consumer_answers", _ANSWERS, labels={"answer": "ack"}),
     _Figure("nacked", "consumer_answers", _ANSWERS, labels={"answer": "nack"}),
     _Figure("retried", "consumer_answers", _ANSWERS, labels={"answer": "retry"}),
     _Figure("parked", "consumer_answers", _ANSWERS, labels={"answer": "park"}),
     _Figure("dropped", "consumer_answers", _ANSWERS, labels={"answer": "drop"}),
-    _Figure("acks_stale", "consumer_stale_answers", "Answers whose link had ended."),
-    _Figure("given_back", "consumer_given_back_messages", "Before the consumer timeout."),
-    _Figure("batches_damaged", "consumer_damaged_batches", "Batches parked whole."),
-    _Figure("buffered", "consumer_buffered_messages", "Arrived, not handed out.", "gauge"),
-    _Figure("handed_out", "consumer_handed_out_messages", "Handed out, not answered.", "gauge"),
-    _Figure("handling", "consumer_handling_messages", "Runs of handlers now.", "gauge"),
-    _Figure("overrunning", "consumer_overrunning_messages", "Runs past their limit.", "gauge"),
-    _Figure("oldest_run_s", "consumer_oldest_run_seconds", "Age of the oldest run.", "oldest"),
-    _Figure("failed", "consumer_failed_runs", "Runs of handlers that did not end well."),
-    _Figure("duplicates", "consumer_duplicates", "Acked unseen: their message had ended."),
-    _Figure("deferred", "consumer_deferred", "Had to wait for another run of their message."),
-    _Figure("dedup_too_old", "consumer_dedup_too_old", "Older than what is remembered."),
-    _Figure("undeduplicated", "consumer_undeduplicated", "Runs without a claim."),
-    _Figure("store_away_s", "consumer_store_away_seconds", "Store of deduplication.", "oldest"),
-    _Figure("store_s", "consumer_store_call_seconds", "Mean of its last calls.", "oldest"),
-    _Figure("order_waiting", "consumer_order_waiting", "Behind others of their keys.", "gauge"),
-    _Figure("order_gaps", "consumer_order_gaps", "Parked, and passed by what followed."),
-    _Figure("keys_resting", "consumer_keys_resting", "Wait for another run.", "gauge"),
-    _Figure("keys_parked", "consumer_keys_parked", "Parked until redriven.", "gauge"),
-    _Figure("keys_stopped", "consumer_keys_stopped", "Stopped after a failed run.", "gauge"),
-    _Figure("list_generation", "consumer_list_generation", "Of the list applied.", "oldest"),
+    _Figure(
+        "acks_stale",
+        "consumer_stale_answers",
+        "Answers after the connection of their delivery had ended.",
+    ),
+    _Figure(
+        "given_back",
+        "consumer_given_back_messages",
+        "Deliveries returned unhandled before the consumer timeout.",
+    ),
+    _Figure(
+        "batches_damaged",
+        "consumer_damaged_batches",
+        "Batches that could not be read and were parked.",
+    ),
+    _Figure(
+        "buffered",
+        "consumer_buffered_messages",
+        "Deliveries received and not yet handed out.",
+        "gauge",
+    ),
+    _Figure(
+        "handed_out",
+        "consumer_handed_out_messages",
+        "Deliveries handed out and not yet answered.",
+        "gauge",
+    ),
+    _Figure("handling", "consumer_handling_messages", "Runs of handlers in progress.", "gauge"),
+    _Figure(
+        "overrunning",
+        "consumer_overrunning_messages",
+        "Runs of handlers that exceed their time limit.",
+        "gauge",
+    ),
+    _Figure(
+        "oldest_run_s",
+        "consumer_oldest_run_seconds",
+        "Duration of the longest run in progress.",
+        "oldest",
+    ),
+    _Figure("failed", "consumer_failed_runs", "Runs of handlers that failed."),
+    _Figure("duplicates", "consumer_duplicates", "Deliveries acked without a run: duplicates."),
+    _Figure(
+        "deferred", "consumer_deferred", "Deliveries that waited for another run of their message."
+    ),
+    _Figure(
+        "dedup_too_old",
+        "consumer_dedup_too_old",
+        "Deliveries older than the records of deduplication.",
+    ),
+    _Figure(
+        "undeduplicated",
+        "consumer_undeduplicated",
+        "Runs without deduplication: no store, or no message id.",
+    ),
+    _Figure(
+        "store_away_s",
+        "consumer_store_away_seconds",
+        "Time without an answer of the store of deduplication.",
+        "oldest",
+    ),
+    _Figure(
+        "store_s",
+        "consumer_store_call_seconds",
+        "Mean duration of the last calls of the store.",
+        "oldest",
+    ),
+    _Figure(
+        "order_waiting",
+        "consumer_order_waiting",
+        "Deliveries that wait behind others of their key.",
+        "gauge",
+    ),
+    _Figure(
+        "order_gaps",
+        "consumer_order_gaps",
+        "Parked deliveries that later ones of their key passed.",
+    ),
+    _Figure(
+        "keys_resting",
+        "consumer_keys_resting",
+        "Keys that wait for the next run of a failed delivery.",
+        "gauge",
+    ),
+    _Figure(
+        "keys_parked",
+        "consumer_keys_parked",
+        "Keys whose deliveries are parked until a redrive.",
+        "gauge",
+    ),
+    _Figure(
+        "keys_stopped", "consumer_keys_stopped", "Keys that stopped after a failed run.", "gauge"
+    ),
+    _Figure(
+        "list_generation",
+        "consumer_list_generation",
+        "Generation of the consumer list in use.",
+        "oldest",
+    ),
     _Figure(
         "list_age_s",
         "consumer_list_age_seconds",
-        "Since the last good answer about the consumer list.",
+        "Time since the last valid consumer list.",
         "oldest",
     ),
-    _Figure("list_faults", "consumer_list_faults", "Answers that were no good list."),
+    _Figure("list_faults", "consumer_list_faults", "Answers that were not a valid consumer list."),
 )
 
 
 # Figures of the whole table are the same in each of its relays: the largest counts, not their sum.
 _RELAY = (
-    _Figure("published", "relay_published_rows", "Rows that were confirmed."),
+    _Figure("published", "relay_published_rows", "Rows that a broker confirmed."),
     _Figure("failed", "relay_failures", "Publishes of rows that were refused or unroutable."),
-    _Figure("parked", "relay_parked_rows", "Rows given up after their last attempt."),
+    _Figure("parked", "relay_parked_rows", "Rows that failed too often and were parked."),
     _Figure("database_faults", "relay_database_faults", "Calls of the database that failed."),
-    _Figure("held", "relay_held_rows", "Rows in memory.", "gauge"),
-    _Figure("in_flight", "relay_in_flight_rows", "Published and not yet answered.", "gauge"),
-    _Figure("shards", "relay_shards", "Parts of the outbox that it has.", "gauge"),
-    _Figure("rows_waiting", "outbox_waiting_rows", "Rows added and not published.", "oldest"),
-    _Figure("rows_retrying", "outbox_retrying_rows", "Rows that wait and failed before.", "oldest"),
-    _Figure("rows_parked", "outbox_parked_rows", "Rows that were given up.", "oldest"),
-    _Figure("oldest_s", "outbox_oldest_row_seconds", "Age of the oldest that waits.", "oldest"),
+    _Figure("held", "relay_held_rows", "Rows in the memory of the relay.", "gauge"),
+    _Figure("in_flight", "relay_in_flight_rows", "Rows published and not yet confirmed.", "gauge"),
+    _Figure("shards", "relay_shards", "Parts of the outbox that this relay has, of 16.", "gauge"),
+    _Figure("rows_waiting", "outbox_waiting_rows", "Rows added and not yet published.", "oldest"),
+    _Figure(
+        "rows_retrying", "outbox_retrying_rows", "Waiting rows that have failed before.", "oldest"
+    ),
+    _Figure("rows_parked", "outbox_parked_rows", "Rows that are parked.", "oldest"),
+    _Figure("oldest_s", "outbox_oldest_row_seconds", "Age of the oldest waiting row.", "oldest"),
 )
 
 
@@ -350,7 +448,7 @@ class ClientMetrics(Collector):
     def _add(self, sums: _Sums, client: Watched, name: str) -> None:
         label = self._clients.value(name)
         is_running = client.status is Status.RUNNING
-        sums.add("gauge", "clients_running", "Clients that run.", is_running, client=label)
+        sums.add("gauge", "clients_running", "Clients that are running.", is_running, client=label)
         stats = _read(client.stats)
         if isinstance(stats, PublisherStats):
             self._add_publisher(sums, stats, label)
@@ -367,18 +465,18 @@ class ClientMetrics(Collector):
 
     def _add_publisher(self, sums: _Sums, stats: PublisherStats, client: str) -> None:
         _add_figures(sums, _PUBLISHER, stats, client)
-        text = "Whether there is a link to a broker that takes publishes."
+        text = "Publishers that have a connection to a broker that accepts publishes."
         sums.add("gauge", "publisher_connected", text, bool(stats.broker), client=client)
 
     def _add_consumer(self, sums: _Sums, stats: ConsumerStats, client: str) -> None:
         _add_figures(sums, _CONSUMER, stats, client)
         for broker, each in stats.brokers.items():
             labels = {"client": client, "broker": self._brokers.value(broker)}
-            text = "Messages that arrived."
+            text = "Messages received."
             sums.add("counter", "consumer_deliveries", text, each.delivered, **labels)
-            text = "Deliveries without an answer."
+            text = "Deliveries without an answer, handed out or not."
             sums.add("gauge", "consumer_owed_messages", text, each.owed, **labels)
-            text = "Links to brokers that are open."
+            text = "Open connections to the broker."
             sums.add("gauge", "consumer_links_open", text, each.state == "open", **labels)
 
 
@@ -425,39 +523,39 @@ class PrometheusHooks(Hooks):
         self._subscriptions = _Bounded(destinations_max)
         self._publish_s = Histogram(
             "messagebus_publish_duration_seconds",
-            "From the call to the broker's answer.",
+            "Time from the call of a publish to its outcome.",
             ["destination", "outcome"],
             registry=registry,
             buckets=buckets_s,
         )
         self._published_bytes = Counter(
             "messagebus_published_bytes",
-            "Bodies given to publishers.",
+            "Size of the published bodies.",
             ["destination"],
             registry=registry,
         )
         self._handling_s = Histogram(
             "messagebus_handling_duration_seconds",
-            "Runs of handlers.",
+            "Duration of a run of a handler.",
             ["subscription", "result"],
             registry=registry,
             buckets=buckets_s,
         )
         self._handled = Counter(
             "messagebus_handled_messages",
-            "Runs of handlers by the answer that followed.",
+            "Deliveries of handlers by answer.",
             ["subscription", "answer"],
             registry=registry,
         )
         self._handled_bytes = Counter(
             "messagebus_handled_bytes",
-            "Bodies given to handlers.",
+            "Size of the bodies of handled deliveries.",
             ["subscription"],
             registry=registry,
         )
         self._deduplicated = Counter(
             "messagebus_deduplicated_messages",
-            "Deliveries that no handler got, by the reason.",
+            "Deliveries that no handler received, by reason.",
             ["subscription", "verdict"],
             registry=registry,
         )

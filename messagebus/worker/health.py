@@ -141,7 +141,7 @@ def scraped(ports: Mapping[str, int | None]) -> tuple[str, bytes]:
         http.close()
     kind, text = _together(shown)
     up = [f'{UP}{{{PROCESS}="{name}"}} {float(name in shown)}' for name in ports]
-    lines = (f"# HELP {UP} Whether the process showed its metrics.", f"# TYPE {UP} gauge", *up)
+    lines = (f"# HELP {UP} 1 if the process answered with its metrics.", f"# TYPE {UP} gauge", *up)
     return kind, text + "".join(f"{line}\n" for line in lines).encode()
 
 

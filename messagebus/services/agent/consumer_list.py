@@ -67,8 +67,8 @@ class ListFile:
         return self.current.generation if self.current else -1
 
     def figures(self) -> Iterator[Figure]:
-        yield Figure("list_generation", "Of the list served.", self.generation)
-        yield Figure("list_faults", "Bad list files seen.", self.faults, True)
+        yield Figure("list_generation", self.generation)
+        yield Figure("list_faults", self.faults)
 
     async def watch(self, on_change: Callable[[], None]) -> None:
         """Look every LOOK_INTERVAL_S, for ever; call on_change after each new good list."""
@@ -206,8 +206,8 @@ class Clients:
         """Yield the figures of living clients. generation: of the list that they should have."""
         living = self.here(now_ms)
         behind = sum(client.applied < generation for client in living)
-        yield Figure("clients", "Clients that ask here.", len(living))
-        yield Figure("clients_behind", "Of them, with an older list than this.", behind)
+        yield Figure("clients", len(living))
+        yield Figure("clients_behind", behind)
 
     def living(self, now_ms: int) -> list[Client]:
         """Return the clients seen within EXPIRY_MS; drop the others."""

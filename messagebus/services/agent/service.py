@@ -396,12 +396,11 @@ class Service:
 
     def _figures(self) -> Iterator[Figure]:
         condition, kind = self.condition, self.verdict().kind
-        yield Figure("ready", "1 while publishes are welcome.", kind is VerdictKind.READY)
-        yield Figure("draining", "1 while operators drain the broker.", bool(condition.draining))
-        yield Figure("alarm", "1 during a memory or disk alarm.", bool(condition.alarm))
-        yield Figure("losing", "1 while a policy loses messages of our queues.", bool(self._losing))
-        text = "Exceptions that ended a task of the agent."
-        yield Figure("task_faults", text, self.task_faults, True)
+        yield Figure("ready", kind is VerdictKind.READY)
+        yield Figure("draining", bool(condition.draining))
+        yield Figure("alarm", bool(condition.alarm))
+        yield Figure("losing", bool(self._losing))
+        yield Figure("task_faults", self.task_faults)
         yield from self.upkeep.figures()
         yield from self.topology.figures()
         yield from self.expiry.figures()
@@ -415,8 +414,7 @@ class Service:
     def _figures_of_certificates(self) -> Iterator[Figure]:
         """Yield none without TLS, and none for a file that cannot be read now."""
         if left_s := self._certificate_s():
-            text = "Until the certificate, or the authority that it trusts, has ended."
-            yield Figure("certificate_seconds_left", text, round(left_s))
+            yield Figure("certificate_seconds_left", round(left_s))
 
     def _certificate_s(self) -> float:
         """Return the seconds until our certificate ends; 0 without TLS, or when it cannot be read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from messagebus.services.gateway.pulling import Pulls
@@ -26,14 +26,16 @@ class Metrics(Collector):
             registry=self.registry,
         )
         self.outcomes = Counter(
-            f"{PREFIX}_outcomes", "Ends of publishes.", ["outcome"], registry=self.registry
+            f"{PREFIX}_outcomes", "Publishes by outcome.", ["outcome"], registry=self.registry
         )
         self.deliveries = Counter(
-            f"{PREFIX}_deliveries", "Deliveries leased to callers.", registry=self.registry
+            f"{PREFIX}_deliveries",
+            "Deliveries handed to callers, each with a lease.",
+            registry=self.registry,
         )
         self.pushes = Counter(
             f"{PREFIX}_pushes",
-            "Answers of webhooks by subscription and status.",
+            "Requests to webhooks by the status of the answer.",
             ["subscription", "status"],
             registry=self.registry,
         )
@@ -60,10 +62,11 @@ class Metrics(Collector):
         """Return what is held now; Prometheus' call."""
         pulls = self._pulls
         for name, what, value in (
-            ("in_flight", "Requests under way.", self.in_flight),
-            ("leases", "Deliveries in callers' hands.", len(pulls.leases)),
-            ("leases_expired", "Leases that ran out.", pulls.expired),
+            ("in_flight", "Requests in progress.", self.in_flight),
+            ("leases", "Deliveries handed to callers and not yet answered.", len(pulls.leases)),
             ("buffered", "Deliveries fetched and not yet handed out.", pulls.buffered),
-            ("buffered_oldest_seconds", "Longest such stay.", pulls.buffered_oldest_s),
+            ("buffered_oldest_seconds", "Age of the oldest of them.", pulls.buffered_oldest_s),
         ):
             yield GaugeMetricFamily(f"{PREFIX}_{name}", what, value)
+        text = "Leases that ended without an answer of the caller."
+        yield CounterMetricFamily(f"{PREFIX}_leases_expired", text, pulls.expired)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +125,20 @@ async def trace(monitor: Monitor, request: Request, who: Principal) -> Response:
     return JSONResponse({"answer": found.answer, "lines": list(rows_of(found))})
 
 
+PREFIX = "messagebus_monitor_"
+# Name -> help. docs/reference/metrics.md has the same texts, and what is alarming.
+FIGURES = {
+    "observations_total": "Observations of the bus since the start.",
+    "observation_age_seconds": "Time since the last observation.",
+    "list_age_seconds": "Time since the last valid consumer list.",
+    "brokers": "Brokers of the consumer list.",
+    "brokers_silent": "Brokers whose agents do not answer.",
+    "rules_raised": "Alerts that are firing.",
+    "streams": "Open pages that receive updates.",
+    "events_durable": "1 while the journal of events is stored on disk.",
+}
+
+
 async def metrics(monitor: Monitor, request: Request, who: Principal) -> Response:
     """Answer with figures of the monitor itself; those of the bus are its agents'."""
     board = monitor.watch.board
@@ -139,9 +153,15 @@ async def metrics(monitor: Monitor, request: Request, who: Principal) -> Respons
         "streams": monitor.streams,
         "events_durable": int(monitor.watch.events.is_durable),
     }
+    return PlainTextResponse(text_of(figures), media_type="text/plain; version=0.0.4")
+
+
+def text_of(figures: Mapping[str, float]) -> str:
+    """Return all of FIGURES in Prometheus' text format, with these values."""
     lines = (
-        f"# TYPE messagebus_monitor_{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
-        f"messagebus_monitor_{name} {value}\n"
-        for name, value in figures.items()
+        f"# HELP {PREFIX}{name} {text}\n"
+        f"# TYPE {PREFIX}{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
+        f"{PREFIX}{name} {figures[name]}\n"
+        for name, text in FIGURES.items()
     )
-    return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
+    return "".join(lines)

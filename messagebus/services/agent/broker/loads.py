@@ -146,23 +146,16 @@ class Loads:
         if not (self._is_answered and (last := self.last)):
             return
         for load in last.loads.values():
-            text = "Ready or not acknowledged."
-            yield Figure("queue_messages", text, load.messages, queue=load.queue)
+            yield Figure("queue_messages", load.messages, queue=load.queue)
         for load in last.loads.values():
-            yield Figure("queue_consumers", "Of this queue.", load.consumers, queue=load.queue)
+            yield Figure("queue_consumers", load.consumers, queue=load.queue)
         for queue, age_ms in last.ages_ms.items():
-            text = (
-                "Of the oldest message; too high where many are rejected or expire, and too low of what "
-                "was there before the agent."
-            )
-            yield Figure("queue_oldest_age_seconds", text, age_ms / 1000, queue=queue)
+            yield Figure("queue_oldest_age_seconds", age_ms / 1000, queue=queue)
         room = last.room
-        yield Figure("disk_free_bytes", "As the broker sees it.", room.disk_free_bytes)
-        text = "Below this much free disk the broker raises its alarm."
-        yield Figure("disk_limit_bytes", text, room.disk_limit_bytes)
-        yield Figure("memory_used_bytes", "As the broker sees it.", room.memory_used_bytes)
-        text = "Above this much memory the broker raises its alarm."
-        yield Figure("memory_limit_bytes", text, room.memory_limit_bytes)
+        yield Figure("disk_free_bytes", room.disk_free_bytes)
+        yield Figure("disk_limit_bytes", room.disk_limit_bytes)
+        yield Figure("memory_used_bytes", room.memory_used_bytes)
+        yield Figure("memory_limit_bytes", room.memory_limit_bytes)
 
     def _age_ms(self, load: Load, now_ms: int) -> int:
         return self._ages.sample(load.queue, now_ms, waiting=load.messages, departed=load.departed)

@@ -84,8 +84,8 @@ class Reconciler:
         self._settles_slow = 0
 
     def figures(self) -> Iterator[Figure]:
-        yield Figure("settles_fast", "Settled by erl_call.", self._settles_fast, True)
-        yield Figure("settles_slow", "Settled by waiting.", self._settles_slow, True)
+        yield Figure("settles_fast", self._settles_fast)
+        yield Figure("settles_slow", self._settles_slow)
         yield from self.ladder.figures()
         yield from self.recovery.figures()
 

@@ -72,8 +72,8 @@ class Recovery:
         return ""
 
     def figures(self) -> Iterator[Figure]:
-        yield Figure("queues_revived", "Dead after a boot.", self.revived, True)
-        yield Figure("queues_dead", "Queues that take and give nothing.", len(self.dead))
+        yield Figure("queues_revived", self.revived)
+        yield Figure("queues_dead", len(self.dead))
 
     async def revive(self) -> None:
         """Start dead queues: one that died at boot would hold every confirm back."""
@@ -152,7 +152,7 @@ class Ladder:
 
     def figures(self) -> Iterator[Figure]:
         if self.undelivered is not None:
-            yield Figure("undelivered", "Due, and without a queue.", self.undelivered)
+            yield Figure("undelivered", self.undelivered)
 
     async def begin(self, control: Control) -> None:
         """Declare the exchanges and queues that the map's bindings need. Raises LinkError."""

@@ -114,13 +114,13 @@ class Upkeep:
 
     def figures(self) -> Iterator[Figure]:
         condition, settled, watch = self.condition, self.is_settled, self._watch
-        yield Figure("linked", "1 while the AMQP link is open.", condition.linked)
-        yield Figure("gate_open", "1 while the gate is open.", condition.gate_open)
-        yield Figure("settled", "1 while the map is there and settled.", settled)
-        yield Figure("refused", "Names that the broker has otherwise.", len(self.refusals))
-        yield Figure("events_proven", "1 when the broker's events arrive.", watch.events_proven)
-        yield Figure("lost", "Queues, bindings, exchanges that vanished.", self.losses.total, True)
-        yield Figure("dials", "AMQP links dialled.", self.link.dials, True)
+        yield Figure("linked", condition.linked)
+        yield Figure("gate_open", condition.gate_open)
+        yield Figure("settled", settled)
+        yield Figure("refused", len(self.refusals))
+        yield Figure("events_proven", watch.events_proven)
+        yield Figure("lost", self.losses.total)
+        yield Figure("dials", self.link.dials)
         yield from self.reconciler.figures()
 
     # Questions of other parts.

@@ -116,12 +116,12 @@ class Topology:
     def figures(self) -> Iterator[Figure]:
         entries = self.register.entries.values()
         alive = sum(entry.alive for entry in entries)
-        yield Figure("intact", "1 while the map counts in a majority.", self.register.intact)
-        yield Figure("informed", "1 when a majority was read.", self.register.informed)
-        yield Figure("entries_alive", "Wanted topics, queues and subscriptions.", alive)
-        yield Figure("tombstones", "Deleted names remembered.", len(entries) - alive)
-        yield Figure("changes", "Changes coordinated here.", self.changes, True)
-        yield Figure("changes_incomplete", "Of them.", self.changes_incomplete, True)
+        yield Figure("intact", self.register.intact)
+        yield Figure("informed", self.register.informed)
+        yield Figure("entries_alive", alive)
+        yield Figure("tombstones", len(entries) - alive)
+        yield Figure("changes", self.changes)
+        yield Figure("changes_incomplete", self.changes_incomplete)
 
     # The list.
 

@@ -81,7 +81,7 @@ class Expiry:
         self.deleted = 0
 
     def figures(self) -> Iterator[Figure]:
-        yield Figure("expired", "Expired subscriptions deleted.", self.deleted, True)
+        yield Figure("expired", self.deleted)
 
     def unused_s(self) -> dict[str, float | None]:
         """Return the seconds without use of each expiring subscription here; None: it was not watched."""

@@ -107,8 +107,8 @@ class Peers:
         self.pulls_failed = 0
 
     def figures(self) -> Iterator[Figure]:
-        yield Figure("pulls", "Questions to peers.", self.pulls, True)
-        yield Figure("pulls_failed", "Of them.", self.pulls_failed, True)
+        yield Figure("pulls", self.pulls)
+        yield Figure("pulls_failed", self.pulls_failed)
 
     async def pull(self, listed: Iterable[ListedBroker]) -> dict[str, Snapshot]:
         """Return the maps of the agents that answer in PULL_TIMEOUT_S, by broker name.

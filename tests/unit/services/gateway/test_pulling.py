@@ -232,7 +232,7 @@ async def test_a_lease_that_ran_out_comes_again_and_is_stale() -> None:
         assert answer.json()["leases"][0]["answer"] == "stale"
         assert (await served.answer("ack", [again])).status_code == 200
         text = (await served.http.get(f"{served.gateway.admin_url}/metrics")).text
-    assert "messagebus_gateway_leases_expired 1.0" in text
+    assert "messagebus_gateway_leases_expired_total 1.0" in text
 
 
 async def test_who_may_not_declare_creates_nothing_by_a_pull(tmp_path: Path) -> None:

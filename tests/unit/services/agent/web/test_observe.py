@@ -394,7 +394,7 @@ def test_figures_are_read_at_each_scrape() -> None:
     value = [1.0]
     metrics = Metrics(
         "h:1",
-        lambda: [Figure("ready", "Ready.", value[0]), Figure("lost", "Lost.", 2, counter=True)],
+        lambda: [Figure("ready", value[0]), Figure("lost", 2)],
     )
     assert b'messagebus_agent_ready{broker="h:1"} 1.0' in metrics.text()
     value[0] = 0
@@ -412,9 +412,9 @@ def test_nothing_is_collected_before_the_first_scrape() -> None:
 
 def test_figures_of_queues_have_their_names() -> None:
     figures = [
-        Figure("ready", "Ready.", 1),
-        Figure("queue_messages", "There.", 3, queue="mb.sub/a/b"),
-        Figure("queue_messages", "There.", 4, queue='"\\'),
+        Figure("ready", 1),
+        Figure("queue_messages", 3, queue="mb.sub/a/b"),
+        Figure("queue_messages", 4, queue='"\\'),
     ]
     text = Metrics("h:1", lambda: figures).text().decode()
     assert 'messagebus_agent_queue_messages{broker="h:1",queue="mb.sub/a/b"} 3.0' in text

@@ -197,7 +197,7 @@ async def make_rig(tmp_path: Path) -> AsyncIterator[Rig]:
         counting=counting,  # type: ignore[arg-type]
         observer=observer_of(lists, topology, upkeep, lambda: rig.said[-1]),
         unused_s=lambda: {"orders/e": 2.5, "orders/f": None},
-        metrics=Metrics("a:5672", lambda: [Figure("ready", "Ready.", 1)]),
+        metrics=Metrics("a:5672", lambda: [Figure("ready", 1)]),
         verdict=lambda: rig.said[-1],
         is_draining=lambda: bool(rig.drains and rig.drains[-1]),
         set_draining=set_draining,
