@@ -41,7 +41,7 @@ from bench.audit_report import print_audit
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.figure import Figure
-from bench.figures.results import keep
+from bench.figures.results import check_keeping, keep
 from bench.harness.coordinator import conduct
 from bench.harness.interface import Running, durability, started
 from bench.harness.workers import made, made_empty
@@ -182,6 +182,10 @@ def work_through(
     """Run a workload of several runs and summarize it."""
     workload = WORKLOADS[name]
     steps = workload.steps(profile_of, repeat, part)
+    if publish:
+        check_keeping(click.echo)
+    before = load_average()
+    is_new = not had(steps, place)
     results = carry_out(steps, place, network, reported, click.echo)
     summarize(name, workload.told(results), place, list(results))
     if publish:
@@ -189,8 +193,15 @@ def work_through(
         command += f" --repeat {repeat}" if repeat > 1 else ""
         command += f" --part {part}" if part > 1 else ""
         # Taken from the runs, which may be older than this call.
-        first, *_, last = (each["environment"] for each in results.values())
-        after = {**first, "path": "its own", "part": part, "load_after": last["load_after"]}
+        runs = [each["environment"] for each in results.values()]
+        # The load of a new series is that before its brokers started.
+        load = {"load_before": before} if is_new else {}
+        about = {"path": "its own", "part": part, "load_after": runs[-1]["load_after"]}
+        # One run with uncommitted changes makes all of them of no commit.
+        about["commit"] = max(
+            (each["commit"] for each in runs), key=lambda each: each.endswith("+")
+        )
+        after = runs[0] | load | about
         keep(f"measure.{name}", workload.figures(results, command), after, publish=True)
     return list(results.values())
 
@@ -376,6 +387,8 @@ def knee(profile: str, p99_max_s: float, top: float, folder: Path | None, networ
 @options.keep
 def overhead(messages: int, repeat: int, publish: bool) -> None:
     """Measure what the harness itself adds to each message: CPU time, against a system that does nothing."""
+    if publish:
+        check_keeping(click.echo)
     environment: dict[str, object] = {**describe(), "path": "no broker"}
     found = overheads.measure(messages, repeat)
     figures = overheads.figures(found)

@@ -9,12 +9,18 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 COMMAND_WITHIN_S = 10.0
+# No goal counts as met if more processes than these wanted to run before the measurement.
+LOAD_MAX = 2.0
+# The average of a minute falls from 8 to 2 in 83 s once nothing runs.
+CALM_WITHIN_S, LOOK_S = 180.0, 2.0
+# What measuring itself writes: a figure that is kept must not change the commit of the next one.
+WRITTEN = ("bench/results", "README.md", "docs/MEASURING.md")
 LIBRARIES = ("pika", "uvloop", "aio-pika", "kombu", "confluent-kafka", "pyspark")
 
 
@@ -42,10 +48,24 @@ def load_average() -> list[float]:
     return [round(value, 2) for value in os.getloadavg()]
 
 
+def calm(say: Callable[[str], None]) -> None:
+    """Wait until the load average has forgotten earlier work, `CALM_WITHIN_S` at most."""
+    until_s = time.monotonic() + CALM_WITHIN_S
+    if (load := load_average()[0]) > LOAD_MAX:
+        say(f"load {load:g}: waiting up to {CALM_WITHIN_S:.0f} s until it is {LOAD_MAX:g}")
+    while load_average()[0] > LOAD_MAX and time.monotonic() < until_s:
+        time.sleep(LOOK_S)
+
+
 def commit() -> str:
-    """Return the checkout's commit, followed by ``+`` when files differ from it; "" outside of git."""
+    """Return the checkout's commit, followed by ``+`` when files differ from it; "" outside of git.
+
+    Pages of figures, which measuring writes, are left out.
+    """
     name = _output(["git", "-C", str(CHECKOUT), "rev-parse", "--short=12", "HEAD"]).strip()
-    changed = _output(["git", "-C", str(CHECKOUT), "status", "--porcelain", "-uno"]).strip()
+    others = [".", *(f":(exclude){path}" for path in WRITTEN)]
+    argv = ["git", "-C", str(CHECKOUT), "status", "--porcelain", "-uno", "--", *others]
+    changed = _output(argv).strip()
     return name + ("+" if changed else "")
 
 

@@ -19,7 +19,7 @@ from bench.figures.client import gaps, mesh, speed
 from bench.figures.figure import Figure, figures_table
 from bench.figures.full_speed import group
 from bench.figures.groups import BEHIND_HAPROXY, DEFAULT_REPEAT, Clusters, Group, Setup
-from bench.figures.results import counted_now, keep, update
+from bench.figures.results import check_keeping, counted_now, keep, update
 from bench.harness.loop import best_loop
 
 # Publishing comes first, on empty brokers. Groups that kill brokers come last.
@@ -95,6 +95,8 @@ def figures(
     failed: list[str] = []
     with Clusters(folder, network, console.print).open() as clusters:
         for group in wanted:
+            if publish:
+                check_keeping(console.print)
             console.print(f"measuring {group.name}: {group.path}")
             environment = {**describe(), "loop": best_loop(), "path": group.path, "quick": quick}
             try:

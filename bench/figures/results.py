@@ -13,13 +13,13 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.environment import CHECKOUT, commit
+from bench.environment import CHECKOUT, LOAD_MAX, calm, commit
 from bench.errors import InputInvalid
 from bench.figures.figure import Figure
 from messagebus.files import replace_file
@@ -31,8 +31,6 @@ README = CHECKOUT / "README.md"
 PAGES = (CHECKOUT / "docs" / "MEASURING.md",)
 # A figure beyond one of these is outdated: its age, and the commits since then to what it measures.
 DAYS_MAX, COMMITS_MAX = 30, 300
-# No goal counts as met if more processes than these wanted to run before the measurement.
-LOAD_MAX = 2.0
 # Beginning of a group's name -> what it measures; the longest one counts.
 MEASURED = {
     "": ("messagebus",),
@@ -86,15 +84,18 @@ class Source:
 
     def remarks(self, on: str) -> str:
         """Return day, commit, and what speaks against the figures. on: the time when the page is made."""
-        found = [f"{self.at[:10]} `{self.commit.rstrip('+')[:8]}`"]
-        if self.commit.endswith("+"):
-            found.append("uncommitted changes")
-        if self.is_busy:
-            found.append(f"load {self.load:.1f}")
+        load = [f"load {self.load:.1f}"] if self.is_busy else []
+        return ", ".join(
+            [f"{self.at[:10]} `{self.commit.rstrip('+')[:8]}`", *load, *self.doubts(on)]
+        )
+
+    def doubts(self, on: str) -> list[str]:
+        """Return what a figure says wherever it stands: that it is of no commit, that it is outdated."""
+        found = ["uncommitted changes"] if self.commit.endswith("+") else []
         days = (_day(on) - _day(self.at)).days
         if self.since is None or self.since > COMMITS_MAX or days > DAYS_MAX:
             found.append("**outdated**")
-        return ", ".join(found)
+        return found
 
 
 def _day(at: str) -> datetime:
@@ -189,10 +190,14 @@ class Results:
         )
 
     def short_row(self, id: str, words: str) -> str:
-        """Return the row of a figure without its goal and what speaks against it: value and day."""
-        return (
-            f"| {self._described(id, words)} | {self.figures[id]} | {self.source_of(id).at[:10]} |"
-        )
+        """Return the row of a figure without its goal."""
+        remarks = self.source_of(id).remarks(self.at)
+        return f"| {self._described(id, words)} | {self.figures[id]} | {remarks} |"
+
+    def in_words(self, id: str) -> str:
+        """Return the value of a figure for a sentence."""
+        doubts = self.source_of(id).doubts(self.at)
+        return f"{self.figures[id]}" + (f" ({', '.join(doubts)})" if doubts else "")
 
     def _described(self, id: str, words: str) -> str:
         part = re.search(r"--part (\d+)", self.figures[id].repeat)
@@ -211,6 +216,23 @@ def _commits(group: str, since: str, now: str) -> int | None:
     return int(done.stdout) if done.returncode == 0 else None
 
 
+def check_keeping(say: Callable[[str], None]) -> None:
+    """Wait for a calm machine before a measurement that is kept.
+
+    Raises InputInvalid when files of the checkout differ from its commit.
+    """
+    _refuse_changes(commit())
+    calm(say)
+
+
+def _refuse_changes(commit: str) -> None:
+    if commit.endswith("+"):
+        raise InputInvalid(
+            "--keep: files differ from the commit, so no commit has what is measured: commit them, or "
+            "measure without --keep"
+        )
+
+
 def keep(
     group: str,
     figures: Iterable[Figure],
@@ -222,7 +244,8 @@ def keep(
 ) -> Path:
     """Write the figures of a group with all samples into a file of its own, and return its path.
 
-    publish: put them into `results` too, in place of all that the group had.
+    publish: put them into `results` too, in place of all that the group had. Raises InputInvalid for
+        those of a changed checkout, once their own file is written.
     """
     found, stamp = list(figures), environment["at"].replace(":", "")
     raw.mkdir(parents=True, exist_ok=True)
@@ -230,6 +253,7 @@ def keep(
     rows = [dataclasses.asdict(figure) for figure in found]
     replace_file(path, json.dumps({"environment": environment, "figures": rows}, indent=1) + "\n")
     if publish:
+        _refuse_changes(environment["commit"])
         source = Source.of(environment, found[0].repeat)
         known = Results.load(results) if results.exists() else Results(source.at, source.commit)
         known.with_group(group, source, found).save(results)
@@ -300,20 +324,20 @@ def update(
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise InputInvalid(f"{readme}: no {BEGIN} ... {END} in it")
-    written = {page: named(page.read_text(), found.figures) for page in pages}
+    written = {page: named(page.read_text(), found) for page in pages}
     table = "\n".join(in_short(found))
-    written[readme] = named(f"{head}{BEGIN}\n{table}\n{END}{tail}", found.figures)
+    written[readme] = named(f"{head}{BEGIN}\n{table}\n{END}{tail}", found)
     written[results.with_name("README.md")] = "\n".join(page_of(found)) + "\n"
     for page, content in written.items():
         page.write_text(content)
     return found
 
 
-def named(text: str, known: Mapping[str, Figure]) -> str:
+def named(text: str, found: Results) -> str:
     """Return the page with the current values of the figures that it names. Raises InputInvalid."""
-    if unknown := {each[2] for each in NAMED.finditer(text)} - known.keys():
+    if unknown := {each[2] for each in NAMED.finditer(text)} - found.figures.keys():
         raise InputInvalid(f"no results have {', '.join(sorted(unknown))}")
-    return NAMED.sub(lambda each: f"{each[1]}{known[each[2]]}{each[3]}", text)
+    return NAMED.sub(lambda each: f"{each[1]}{found.in_words(each[2])}{each[3]}", text)
 
 
 def in_short(found: Results) -> list[str]:
@@ -353,7 +377,16 @@ def page_of(found: Results) -> Iterator[str]:
                 yield found.row(id, FIRST.get(id, found.figures[id].what))
 
 
-def counted_now() -> None:
-    """Count the commits since each group was measured, up to this checkout's commit, in the file."""
+def counted_now(results: Path = RESULTS) -> None:
+    """Count the commits since each group was measured, up to this checkout's commit, in the file.
+
+    The file stays as it is where no mark of a figure changes.
+    """
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    Results.load(RESULTS).counted(at, commit().rstrip("+")).save(RESULTS)
+    found = Results.load(results)
+    now = found.counted(at, commit().rstrip("+"))
+    if any(
+        source.doubts(at) != found.groups[name].doubts(found.at)
+        for name, source in now.groups.items()
+    ):
+        now.save(results)

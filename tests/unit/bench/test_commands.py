@@ -13,9 +13,9 @@ import pytest
 from bench import commands
 from bench.analysis import series
 from bench.analysis.result import gather
-from bench.analysis.series import Step
+from bench.analysis.series import Step, Summary
 from bench.cli import main
-from bench.commands import WORKLOADS, measured, one_by_one, profile_of, with_system
+from bench.commands import WORKLOADS, Workload, measured, one_by_one, profile_of, with_system
 from bench.environment import describe
 from bench.errors import BenchError, InputInvalid
 from bench.harness.interface import Running
@@ -167,6 +167,27 @@ def test_what_workloads_alone_have_is_refused_for_a_profile(
 ) -> None:
     assert main(["run", "steady", "--dir", str(tmp_path), *option]) == 2
     assert "of a workload alone, without --system: seed-s1" in capsys.readouterr().err
+
+
+def test_the_figures_of_a_series_have_the_load_before_it_and_the_commit_of_the_run_that_had_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker's start is no other work; one run with uncommitted changes is enough for no figure."""
+    about = {"load_before": [4.0], "load_after": [5.0]}
+    commits = ("0123456789ab", "0123456789ab+")
+    results = {
+        name: {"environment": {**about, "commit": each}}
+        for name, each in zip("ab", commits, strict=True)
+    }
+    kept: list[dict[str, Any]] = []
+    workload = Workload(lambda *_: [], lambda _: Summary(title="", head=(), rows=()), lambda *_: [])
+    monkeypatch.setitem(WORKLOADS, "seed-s1", workload)
+    monkeypatch.setattr(commands, "check_keeping", lambda _: None)
+    monkeypatch.setattr(commands, "load_average", lambda: [0.5])
+    monkeypatch.setattr(commands, "carry_out", lambda *_: results)
+    monkeypatch.setattr(commands, "keep", lambda *args, publish: kept.append(args[2]))
+    commands.work_through("seed-s1", tmp_path, "", repeat=1, part=1, publish=True)
+    assert [(each["commit"], each["load_before"]) for each in kept] == [("0123456789ab+", [0.5])]
 
 
 @pytest.mark.usefixtures("never")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench import environment as environments
 from bench.environment import commit
 from bench.errors import InputInvalid
+from bench.figures import results
 from bench.figures.cli import GROUPS
 from bench.figures.figure import Figure
 from bench.figures.results import (
@@ -25,9 +28,12 @@ from bench.figures.results import (
     ROWS_MAX,
     Results,
     Source,
+    check_keeping,
+    counted_now,
     goals_met,
     in_short,
     keep,
+    named,
     page_of,
     update,
 )
@@ -43,7 +49,7 @@ def results_of(*figures: Figure, source: Source = SOURCE) -> Results:
 
 
 def environment(at: str = "2026-11-20T10:00:00Z") -> dict[str, Any]:
-    return {"at": at, "commit": "0123456789ab+", "load_before": [0.5, 1, 2], "cores": 2}
+    return {"at": at, "commit": "0123456789ab", "load_before": [0.5, 1, 2], "cores": 2}
 
 
 def test_the_file_has_a_line_for_each_group_and_figure_and_is_read_back(tmp_path: Path) -> None:
@@ -88,6 +94,24 @@ def test_samples_are_in_a_file_of_their_own_and_nothing_is_published_unasked(
     assert not path.exists()
 
 
+def test_no_figure_of_a_changed_checkout_is_published_and_its_samples_stay(tmp_path: Path) -> None:
+    path, raw = tmp_path / "figures.json", tmp_path / "raw"
+    changed = environment() | {"commit": "0123456789ab+"}
+    with pytest.raises(InputInvalid, match="files differ from the commit"):
+        keep("a", [FIGURE], changed, publish=True, results=path, raw=raw)
+    assert not path.exists()
+    assert len([*raw.iterdir()]) == 1
+    keep("a", [FIGURE], changed, publish=False, results=path, raw=raw)
+
+
+def test_nothing_is_measured_to_be_kept_in_a_changed_checkout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(results, "commit", lambda: "0123456789ab+")
+    with pytest.raises(InputInvalid, match="files differ from the commit"):
+        check_keeping(print)
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -106,6 +130,38 @@ def test_each_figure_says_its_commit_its_day_and_what_speaks_against_it(
 ) -> None:
     found = results_of(FIGURE, source=replace(SOURCE, **changed))
     assert found.row("way.x", "Words") == f"| Words | 1 s | {found.goal('way.x')} | {told} |"
+    assert found.short_row("way.x", "Words") == f"| Words | 1 s | {told} |"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"load": 2.85}, "1 s"),
+        ({"since": 301}, "1 s (**outdated**)"),
+        (
+            {"commit": "0123456789ab+", "since": 301},
+            "1 s (uncommitted changes, **outdated**)",
+        ),
+    ],
+)
+def test_a_figure_in_a_sentence_says_that_it_is_outdated_or_of_no_commit(
+    changed: dict[str, Any], told: str
+) -> None:
+    found = results_of(FIGURE, source=replace(SOURCE, **changed))
+    page = "It takes <!-- figure way.x -->9 s<!-- / -->."
+    assert named(page, found) == f"It takes <!-- figure way.x -->{told}<!-- / -->."
+
+
+def test_the_file_changes_when_a_mark_does_and_not_with_each_commit(tmp_path: Path) -> None:
+    path, now = tmp_path / "figures.json", commit().rstrip("+")
+    fresh = replace(SOURCE, at="2999-01-01T00:00:00Z", commit=now, since=7)
+    results_of(FIGURE, source=fresh).save(path)
+    before = path.read_text()
+    counted_now(path)
+    assert path.read_text() == before
+    results_of(FIGURE, source=replace(fresh, commit="0" * 12)).save(path)
+    counted_now(path)
+    assert Results.load(path).source_of("way.x").since is None
 
 
 def test_no_goal_is_met_beside_other_work() -> None:
@@ -159,9 +215,9 @@ def test_only_the_text_between_the_markers_changes(tmp_path: Path) -> None:
 def test_what_is_asked_for_first_stands_first_also_when_it_is_missed() -> None:
     name, *_ = FIRST
     missed = replace(FIGURE, id=name, value=3, met=False)
-    results = results_of(FIGURE, missed)
-    assert in_short(results)[2].startswith(f"| {FIRST[name]} | 3 s |")
-    assert f"| {FIRST[name]} | 3 s | <= 2 s (**not met**) |" in "\n".join(page_of(results))
+    found = results_of(FIGURE, missed)
+    assert in_short(found)[2].startswith(f"| {FIRST[name]} | 3 s |")
+    assert f"| {FIRST[name]} | 3 s | <= 2 s (**not met**) |" in "\n".join(page_of(found))
 
 
 def test_the_landing_page_has_at_most_twelve_figures_and_no_goals() -> None:
@@ -227,3 +283,46 @@ def test_missing_markers_are_one_clear_error(tmp_path: Path) -> None:
     results_of(FIGURE).save(path)
     with pytest.raises(InputInvalid, match="no <!-- figures -->"):
         update(path, readme, [])
+
+
+def test_what_measuring_writes_changes_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each group that is kept would be of a changed checkout, but the first one."""
+    monkeypatch.setattr(environments, "CHECKOUT", tmp_path)
+    files = [tmp_path / name for name in ("bench/results/figures.json", "README.md", "program.py")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("old")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    *written, program = files
+    for file in written:
+        file.write_text("new")
+    assert re.fullmatch("[0-9a-f]{12}", commit())
+    program.write_text("new")
+    assert commit().endswith("+")
+
+
+def test_a_figure_that_is_kept_waits_until_earlier_work_has_left_the_load_but_not_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads, now_s, said = [8.0, 8.0, 3.0, 2.0], [0.0], list[str]()
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+        if len(loads) > 1:
+            loads.pop(0)
+
+    monkeypatch.setattr(environments, "load_average", lambda: loads)
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("time.sleep", sleep)
+    environments.calm(said.append)
+    assert loads == [2.0]
+    assert said == ["load 8: waiting up to 180 s until it is 2"]
+    environments.calm(said.append)
+    assert len(said) == 1
+    loads[:] = [9.0]
+    environments.calm(said.append)
+    assert environments.CALM_WITHIN_S <= now_s[0] < 2 * environments.CALM_WITHIN_S
