@@ -69,6 +69,12 @@ def commit() -> str:
     return name + ("+" if changed else "")
 
 
+def has_history() -> bool:
+    """Return whether git has all commits up to this one: not in an archive, nor in a shallow clone."""
+    argv = ["git", "-C", str(CHECKOUT), "rev-parse", "--is-shallow-repository"]
+    return _output(argv).strip() == "false"
+
+
 def cpu_model(cpuinfo: str) -> str:
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return found[1].strip() if found else platform.machine()

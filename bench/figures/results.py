@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.environment import CHECKOUT, LOAD_MAX, calm, commit
+from bench.environment import CHECKOUT, LOAD_MAX, calm, commit, has_history
 from bench.errors import InputInvalid
 from bench.figures.figure import Figure
 from messagebus.files import replace_file
@@ -380,8 +380,10 @@ def page_of(found: Results) -> Iterator[str]:
 def counted_now(results: Path = RESULTS) -> None:
     """Count the commits since each group was measured, up to this checkout's commit, in the file.
 
-    The file stays as it is where no mark of a figure changes.
+    The file stays as it is where no mark of a figure changes, or no commits can be counted.
     """
+    if not has_history():
+        return
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     found = Results.load(results)
     now = found.counted(at, commit().rstrip("+"))

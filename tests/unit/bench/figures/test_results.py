@@ -305,6 +305,17 @@ def test_what_measuring_writes_changes_no_commit(
     assert commit().endswith("+")
 
 
+def test_an_archive_without_commits_makes_no_figure_outdated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "figures.json"
+    results_of(FIGURE, source=SOURCE).save(path)
+    before = path.read_text()
+    monkeypatch.setattr(environments, "CHECKOUT", tmp_path)
+    counted_now(path)
+    assert path.read_text() == before
+
+
 def test_a_figure_that_is_kept_waits_until_earlier_work_has_left_the_load_but_not_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
