@@ -1,4 +1,4 @@
-"""Output of foreign text to a terminal: names, reasons and errors that others chose.
+"""Output to a terminal: text that others chose, such as names and errors, and lines of progress.
 
 Printing characters are shown as they are. All others could move the cursor, change colours, or pass for
 another line; they are shown by their escapes, as ``\\x1b``. Libraries that read a markup of their own get
@@ -7,9 +7,35 @@ such text as plain text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
 
-__all__ = ["closest", "did_you_mean", "escaped", "plural", "printable", "say"]
+__all__ = [
+    "Progress",
+    "StatusLine",
+    "closest",
+    "did_you_mean",
+    "duration",
+    "escaped",
+    "pace",
+    "plural",
+    "printable",
+    "say",
+]
+
+# Work that ends sooner prints nothing about its progress.
+QUIET_S = 5.0
+# Between two pictures of progress on a terminal, and between two lines where there is none.
+SHOWN_EVERY_S, PRINTED_EVERY_S = 0.2, 10.0
+# Rates are taken over this time: steady, and a change shows soon.
+RATE_OVER_S = 10.0
+# To the beginning of the line, and erase it.
+ERASE = "\r\x1b[K"
 
 
 def printable(text: object) -> str:
@@ -63,3 +89,136 @@ def say(text: object, *, err: bool = False) -> None:
     import click  # an application that only logs needs no command line
 
     click.echo(printable(text), err=err)
+
+
+class StatusLine:
+    """One line on standard error about work in progress.
+
+    On a terminal each text replaces the one before, cut to the terminal's width. Elsewhere, as in a log or a
+    pipe, a text is printed every PRINTED_EVERY_S. after_s: nothing is shown before. Not thread-safe.
+    """
+
+    def __init__(
+        self, *, after_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._is_replaced = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._due_s = clock() + (after_s if self._is_replaced else max(after_s, QUIET_S))
+        self._is_shown = False
+
+    @property
+    def is_due(self) -> bool:
+        """True when a text would be shown now."""
+        return self._clock() >= self._due_s
+
+    def show(self, text: str) -> None:
+        """Show a text, if one is due."""
+        if not self.is_due:
+            return
+        if not self._is_replaced:
+            self._due_s = self._clock() + PRINTED_EVERY_S
+            say(text, err=True)
+            return
+        import shutil  # and with it every kind of compression
+
+        self._print(ERASE + _cut(printable(text), shutil.get_terminal_size().columns - 1))
+        self._is_shown = True
+
+    def clear(self) -> None:
+        """Erase the text: before another line is printed, and at the end."""
+        if self._is_shown:
+            self._print(ERASE)
+            self._is_shown = False
+
+    def _print(self, text: str) -> None:
+        import click
+
+        click.echo(text, nl=False, err=True)
+
+
+def _cut(text: str, chars_max: int) -> str:
+    return text if len(text) <= chars_max else f"{text[: max(0, chars_max - 3)]}..."
+
+
+class Progress:
+    """Progress of work on one line: how much is done, the rate, the time left.
+
+        with Progress("redriven", total=50_000) as progress:
+            progress.at(12_000)             # redriven 12,000 of 50,000 messages, 1,204/s, 32 s left
+
+    verb, noun: of the line. total: of what is to be done, which may change; None where it is not known.
+    done: of the last `at`.
+    A `StatusLine`: nothing is shown in the first seconds. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        noun: str = "message",
+        total: int | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._verb, self._noun, self.total = verb, noun, total
+        self._clock, self._line = clock, StatusLine(clock=clock)
+        self._sampled_s = clock()
+        # When, how much was done by then, and which share of all.
+        self._samples: deque[tuple[float, int, float]] = deque([(self._sampled_s, 0, 0.0)])
+        self.done = 0
+
+    def at(self, done: int, about: str = "", *, share: float | None = None) -> None:
+        """Note how much is done. Cost: 0.2 us unless a text is due.
+
+        about: what is worked on now. share: of all work, 0 to 1, where another measure than `done` knows it.
+        """
+        self.done, now_s = done, self._clock()
+        if now_s - self._sampled_s < SHOWN_EVERY_S:
+            return
+        self._sampled_s = now_s
+        if share is None and self.total:
+            share = min(1.0, done / self.total)
+        self._samples.append((now_s, done, share or 0.0))
+        while len(self._samples) > 2 and now_s - self._samples[1][0] >= RATE_OVER_S:
+            self._samples.popleft()
+        if self._line.is_due:
+            self._line.show(self._text(share) + (f": {about}" if about else ""))
+
+    def _text(self, share: float | None) -> str:
+        (then_s, before, share_before), (now_s, _, _) = self._samples[0], self._samples[-1]
+        took_s = now_s - then_s
+        rate = (self.done - before) / took_s
+        if share is None:
+            return f"{self._verb} {plural(self.done, self._noun)}{pace(rate)}"
+        risen = share - share_before
+        left_s = (1 - share) * took_s / risen if risen > 0 else None
+        if self.total is None:
+            done = f"{plural(self.done, self._noun)}, {share:.0%}"
+        else:
+            done = f"{self.done:,} of {plural(self.total, self._noun)}"
+        return f"{self._verb} {done}{pace(rate, left_s)}"
+
+    def end(self) -> None:
+        """Erase the line."""
+        self._line.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+
+def pace(rate_per_s: float, left_s: float | None = None) -> str:
+    """Return the end of a line of progress: ", 1,204/s, 32 s left". left_s: None where it is not known."""
+    if rate_per_s >= 10:
+        rate = f"{rate_per_s:,.0f}/s"
+    elif rate_per_s >= 1 or not rate_per_s:
+        rate = f"{rate_per_s:.1f}/s"
+    else:
+        rate = f"{rate_per_s * 60:.1f}/min"
+    return f", {rate}" + ("" if left_s is None else f", {duration(left_s)} left")

@@ -9,8 +9,9 @@ import dataclasses
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -24,6 +25,7 @@ from pyspark.sql import SparkSession
 from messagebus.commands.exits import HELP, Codes, Exit, Program, code_of, run
 from messagebus.recording.events import EVENTS, FAULTS
 from messagebus.recording.manifest import RunInvalid
+from messagebus.terminal import Progress
 from reports.page import Page, render_html, render_text
 from reports.text import columns_here
 from spark.lake.ingest import Ingested, Plan, ingest, ingested, plan
@@ -47,6 +49,8 @@ QUICK_BYTES_MAX = 300 * 1024 * 1024
 # Adaptive plans join small partitions.
 PARTITION_BYTES = 256 * 1024 * 1024
 PARTITIONS_MIN, PARTITIONS_MAX = 8, 4096
+# Between two looks at how far a job is.
+LOOK_S = 1.0
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
 # Errors of the library, as the traceback of a Python worker names them.
 OWN = "messagebus.errors."
@@ -259,10 +263,33 @@ def _cause(text: str) -> str:
 def session_for(name: str, size: int) -> Iterator[SparkSession]:
     """Yield a session, quick for a small run, and stop it at the end. size: bytes of events, as JSON."""
     session = spark_session(f"messagebus {name}", **settings_for(size))
+    ended = threading.Event()
+    watching = threading.Thread(
+        target=_show_tasks, args=(session, name, ended), name="progress", daemon=True
+    )
+    watching.start()
     try:
         yield session
     finally:
+        ended.set()
+        watching.join()
         session.stop()
+
+
+def _show_tasks(session: SparkSession, name: str, ended: threading.Event) -> None:
+    """Show how many tasks have ended, of those that Spark has planned so far."""
+    tracker, stages = session.sparkContext.statusTracker(), dict[int, tuple[int, int]]()
+    with (
+        Progress(f"{name}:", "task") as progress,
+        suppress(Exception),
+    ):  # a JVM that ends is no fault
+        while not ended.wait(LOOK_S):
+            open_ = {stage for stage, (done, count) in stages.items() if done < count}
+            for stage in {*tracker.getActiveStageIds(), *open_}:
+                if info := tracker.getStageInfo(stage):
+                    stages[stage] = (info.numCompletedTasks, info.numTasks)
+            progress.total = sum(count for _, count in stages.values())
+            progress.at(sum(done for done, _ in stages.values()))
 
 
 def settings_for(size: int) -> dict[str, str]:

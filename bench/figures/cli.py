@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from bench.figures.full_speed import group
 from bench.figures.groups import BEHIND_HAPROXY, DEFAULT_REPEAT, Clusters, Group, Setup
 from bench.figures.results import check_keeping, counted_now, keep, update
 from bench.harness.loop import best_loop
+from messagebus.terminal import duration
 
 # Publishing comes first, on empty brokers. Groups that kill brokers come last.
 GROUPS = (
@@ -94,10 +96,13 @@ def figures(
     found: list[Figure] = []
     failed: list[str] = []
     with Clusters(folder, network, console.print).open() as clusters:
-        for group in wanted:
+        began_s = time.monotonic()
+        for done, group in enumerate(wanted):
             if publish:
                 check_keeping(console.print)
-            console.print(f"measuring {group.name}: {group.path}")
+            console.print(
+                f"measuring {group.name}{_of_all(done, len(wanted), began_s)}: {group.path}"
+            )
             environment = {**describe(), "loop": best_loop(), "path": group.path, "quick": quick}
             try:
                 measured = list(group.measure(clusters.setup(group, setup)))
@@ -116,6 +121,14 @@ def figures(
         raise BenchError(f"not measured: {', '.join(failed)}")
     if missed := [figure.id for figure in found if figure.met is False]:
         raise DoesNotHold(f"goals not met: {', '.join(missed)}")
+
+
+def _of_all(done: int, count: int, began_s: float) -> str:
+    """Return the place of a group among all, and the time left if they take as long as those before."""
+    if not done:
+        return f" (1 of {count})" if count > 1 else ""
+    left_s = (time.monotonic() - began_s) / done * (count - done)
+    return f" ({done + 1} of {count}, about {duration(left_s)} left)"
 
 
 @click.command(epilog="Example: python -m bench readme")

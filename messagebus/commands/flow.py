@@ -36,7 +36,7 @@ from messagebus.errors import MessageBusError, MessageInvalid
 from messagebus.message import BODY_BYTES_MAX, Delivery, Message, Options
 from messagebus.publisher import Publisher
 from messagebus.stats import Durability, Outcome, Published
-from messagebus.terminal import plural, printable, say
+from messagebus.terminal import Progress, plural, printable, say
 
 # What is left in the spool is sent by the next publisher of its folder.
 SAFE = (Outcome.CONFIRMED, Outcome.SPOOLED)
@@ -45,7 +45,6 @@ PUBLISH_STOP_S = 30.0
 RECEIVE_STEP_S = 0.2
 # A body is text of up to six characters a byte, beside 64 KiB of headers.
 LINE_BYTES_MAX = 6 * BODY_BYTES_MAX + (1 << 20)
-PROGRESS_EVERY_S = 1.0
 
 
 def destination_of(text: str, durability: str) -> Destination:
@@ -223,11 +222,14 @@ def publish(
     if redundant:
         options["redundant"] = True
     more, destination = dict(map(_header, headers)), destination_of(topic, durability)
-    with Sending(rate_per_s) as sending:
+    with Sending(rate_per_s) as sending, Progress("published") as progress:
         try:
             with click.open_file(str(file), "rb") as source:
+                size = file.stat().st_size if file.is_file() else 0
                 for each in _messages(source, form, content_type, file):
                     send(sending, destination, each, options, more, new_ids)
+                    share = source.tell() / size if size else None
+                    progress.at(sending.ends.total(), share=share)
         except OSError as fault:
             raise click.UsageError(f"{file}: {fault.strerror}") from fault
     return sending.told()

@@ -23,9 +23,11 @@ from messagebus.dsn import Address
 from messagebus.outbox.relay import STOP_TIMEOUT_S, AsyncRelay, RelayConfig
 from messagebus.outbox.table import DEFAULT_TABLE, Table
 from messagebus.secret import Secret
-from messagebus.terminal import plural, say
+from messagebus.terminal import Progress, plural, say
 
 SETTING = "MESSAGEBUS_OUTBOX_DATABASE"
+# Between two looks at how far a relay is.
+LOOK_S = 0.5
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -225,8 +227,19 @@ async def _relay(
 
 
 async def _until_drained(made: AsyncRelay) -> None:
-    while not await made.drained():
-        pass
+    asking = asyncio.create_task(made.drained())
+    with Progress("published", "row") as progress:
+        try:
+            while not (asking.done() and asking.result()):
+                if asking.done():
+                    asking = asyncio.create_task(made.drained())
+                await asyncio.wait([asking], timeout=LOOK_S)
+                stats = made.stats()
+                if stats.rows_waiting is not None:
+                    progress.total = stats.published + stats.rows_waiting
+                progress.at(stats.published)
+        finally:
+            asking.cancel()
 
 
 def _serve(metrics: str, names: tuple[str, ...], made: AsyncRelay) -> Any:

@@ -14,7 +14,6 @@ import io
 import os
 import signal
 import socket
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ import click
 from messagebus.admin import directory
 from messagebus.commands.exits import Exit
 from messagebus.commands.flow import (
-    PROGRESS_EVERY_S,
     Sending,
     ack_all,
     destination_of,
@@ -51,7 +49,7 @@ from messagebus.envelope import delivered, write_envelope
 from messagebus.errors import MessageInvalid
 from messagebus.files import owner_only, sync_folder
 from messagebus.stats import Durability
-from messagebus.terminal import plural, say
+from messagebus.terminal import Progress, plural, say
 
 # Messages of one block: an fsync takes some ms.
 BLOCK_MAX = 4_000
@@ -201,16 +199,17 @@ def _whole_blocks(file: IO[bytes], begin: Callable[[], Any]) -> int:
 @contextmanager
 def open_archive(path: Path) -> Iterator[IO[bytes]]:
     """Open a file of envelopes, compressed or not, by its suffix. Raises OSError."""
-    if path.suffix == ".gz":
-        with gzip.open(path, "rb") as unzipped:
-            yield io.BufferedReader(unzipped)
-        return
     with path.open("rb") as file:
-        if path.suffix == ".zst":
-            reader = _zstandard().ZstdDecompressor().stream_reader(file, read_across_frames=True)
-            yield io.BufferedReader(reader)
-        else:
-            yield file
+        yield _unpacked(file, path.suffix)
+
+
+def _unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
+    if suffix == ".gz":
+        return io.BufferedReader(gzip.GzipFile(fileobj=file))
+    if suffix == ".zst":
+        reader = _zstandard().ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        return io.BufferedReader(reader)
+    return file
 
 
 @click.command("to-file", short_help="Write the messages of TOPIC to files and ack them.")
@@ -285,6 +284,7 @@ def to_file(
     consumer = Consumer(bus, place, subscription=subscription, config=config)
     directory.reach(bus)
     consumer.start(require="one")
+    progress = Progress("wrote")
     try:
         last_s = time.monotonic()
         while not stop:
@@ -297,7 +297,9 @@ def to_file(
             elif idle_exit_s is not None and time.monotonic() - last_s >= idle_exit_s:
                 break
             archive.rotate()
+            progress.at(archive.written)
     finally:
+        progress.end()
         consumer.stop(timeout_s=1)
         archive.finish()
         say(f"wrote {plural(archive.written, 'message')} to {folder}", err=True)
@@ -342,19 +344,19 @@ def from_file(
       messagebus from-file archive/orders/*.ndjson.gz --to replay --rate 500
     """
     fixed = destination_of(to, durability) if to else None
-    shown_s = time.monotonic()
-    with Sending(rate_per_s) as sending:
+    size, before = sum(file.stat().st_size for file in files), 0
+    with Sending(rate_per_s) as sending, Progress("published") as progress:
         for file in files:
-            with open_archive(file) as source:
+            with file.open("rb") as packed:
                 try:
-                    for each in envelopes_of(source):
+                    for each in envelopes_of(_unpacked(packed, file.suffix)):
                         if fixed is None and not each.destination:
                             raise MessageInvalid("an envelope without a destination: say --to")
                         place = fixed or destination_of(each.destination, durability)
                         send(sending, place, each, {}, {}, new_ids)
-                        if sys.stderr.isatty() and time.monotonic() - shown_s > PROGRESS_EVERY_S:
-                            shown_s = time.monotonic()
-                            say(f"{file}: {plural(sending.ends.total(), 'message')}", err=True)
+                        share = (before + packed.tell()) / size if size else None
+                        progress.at(sending.ends.total(), str(file), share=share)
                 except MessageInvalid as fault:
                     raise MessageInvalid(f"{file}: {fault}") from fault
+            before += file.stat().st_size
     return sending.told()

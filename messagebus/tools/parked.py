@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,12 +25,11 @@ from messagebus.commands.exits import Exit, code_of
 from messagebus.commands.options import Duration, NumberRange, bus_settings, iso
 from messagebus.envelope import tagged
 from messagebus.errors import one_line
-from messagebus.terminal import escaped, plural, printable, say
+from messagebus.terminal import Progress, escaped, plural, say
 from messagebus.tools.top import table
 
 TEXT_CHARS_MAX, BODY_CHARS_MAX = 300, 200
 REASONS_SHOWN, HEADERS_SHOWN = 3, 20
-PROGRESS_EVERY_S = 1.0
 
 
 @click.group("parked", short_help="List, read, redrive or drop parked messages.")
@@ -270,14 +268,14 @@ def redrive_parked(
       messagebus parked redrive orders/billing --reason 'delivery limit' --rate 20 --yes
     """
 
-    def redrive(progress: _Progress, most: int | None) -> ParkedMoved:
+    def redrive(tell: Callable[[ParkedProgress], None], most: int | None) -> ParkedMoved:
         return parked.redrive_parked(
             bus_settings(),
             names,
             where=where,
             count_max=most,
             rate_per_s=rate,
-            on_progress=progress.told,
+            on_progress=tell,
         )
 
     return _move(names, where, limit, redrive, ("redrive", "redriven"), dry_run, yes, as_json)
@@ -305,9 +303,9 @@ def purge_parked(
       messagebus parked purge orders/billing --older-than 30d --dry-run
     """
 
-    def purge(progress: _Progress, most: int | None) -> ParkedMoved:
+    def purge(tell: Callable[[ParkedProgress], None], most: int | None) -> ParkedMoved:
         return parked.purge_parked(
-            bus_settings(), names, where=where, count_max=most, on_progress=progress.told
+            bus_settings(), names, where=where, count_max=most, on_progress=tell
         )
 
     return _move(names, where, limit, purge, ("drop", "dropped"), dry_run, yes, as_json)
@@ -317,7 +315,7 @@ def _move(
     names: tuple[str, ...],
     where: ParkedFilter,
     limit: int | None,
-    move: Callable[[_Progress, int | None], ParkedMoved],
+    move: Callable[[Callable[[ParkedProgress], None], int | None], ParkedMoved],
     verb: tuple[str, str],
     dry_run: bool,
     yes: bool,
@@ -337,14 +335,17 @@ def _move(
         err=True,
     ):
         raise click.ClickException("nothing was done")
-    progress = _Progress(verb[1], expected)
+    progress = Progress(verb[1], total=expected)
+
+    def tell(moved: ParkedProgress) -> None:
+        progress.at(moved.total, f"{moved.name} on {moved.broker}")
+
     try:
-        done = move(progress, limit if yes else expected)  # no more than somebody agreed to
+        with progress:
+            done = move(tell, limit if yes else expected)  # no more than somebody agreed to
     except KeyboardInterrupt:
-        progress.end()
-        say(f"messagebus: interrupted: {verb[1]} {progress.total}", err=True)
+        say(f"messagebus: interrupted: {verb[1]} {progress.done}", err=True)
         return Exit.INTERRUPTED
-    progress.end()
     return _tell_moved(done, verb[1], as_json)
 
 
@@ -371,31 +372,6 @@ def _tell_moved(done: ParkedMoved, verb: str, as_json: bool) -> int:
             say(f"{verb} {count} of {name} on {broker}")
         say(f"{verb} {done.total}")
     return _tell(done)
-
-
-class _Progress:
-    """Line of progress that changes on a terminal; silent otherwise."""
-
-    def __init__(self, verb: str, expected: int | None) -> None:
-        self._verb, self._expected = verb, expected
-        self._is_seen = sys.stderr.isatty()
-        self._shown_s = 0.0
-        self.total = 0
-
-    def told(self, progress: ParkedProgress) -> None:
-        self.total = progress.total
-        now_s = time.monotonic()
-        if self._is_seen and now_s - self._shown_s >= PROGRESS_EVERY_S:
-            self._shown_s = now_s
-            of = "" if self._expected is None else f" of {self._expected}"
-            place = f"{progress.name} on {progress.broker}"
-            click.echo(
-                f"\r\x1b[K{self._verb} {self.total}{of}: {printable(place)}", nl=False, err=True
-            )
-
-    def end(self) -> None:
-        if self._shown_s:
-            click.echo("\r\x1b[K", nl=False, err=True)
 
 
 # Words.

@@ -20,6 +20,7 @@ from messagebus._io.consume.copies import Copies, Original, Stored
 from messagebus._io.loop import run_blocking
 from messagebus.admin import directory
 from messagebus.aio import AsyncPublisher
+from messagebus.clock import wall_ms
 from messagebus.commands.exits import Exit
 from messagebus.commands.flow import layout_option
 from messagebus.commands.options import Duration, NumberRange, bus_settings
@@ -29,7 +30,7 @@ from messagebus.envelope import Layout, as_envelope, write_envelope
 from messagebus.errors import MessageBusError, ReplayGap, TopologyError
 from messagebus.files import write_whole
 from messagebus.replay import AsyncReplay, Checkpoint, Replayed, Since
-from messagebus.terminal import plural, say
+from messagebus.terminal import Progress, plural, say
 from messagebus.topology import parse_wanted
 
 # Messages that are published side by side; a checkpoint is written behind each such group.
@@ -114,10 +115,14 @@ def replay(
         on_gap=on_gap,  # type: ignore[arg-type]
         key=key,
     )
-    work = _Work(reading, count, rate, file)
+    # Lines of messages on a terminal show by themselves how far it is.
+    is_shown = to is not None or not sys.stdout.isatty()
+    progress = Progress("replayed", total=count) if is_shown else None
+    work = _Work(reading, count, rate, file, progress, until_ms=0 if follow else wall_ms())
     send = _printing(topic, layout) if to is None else None
     try:
-        ended = run_blocking(work.run(send or _publishing(bus, str(to))))
+        with progress or contextlib.nullcontext():
+            ended = run_blocking(work.run(send or _publishing(bus, str(to))))
     except ReplayGap as gap:
         say(f"messagebus: {gap}; --on-gap time goes on", err=True)
         ended = Exit.PARTLY
@@ -147,9 +152,15 @@ class _Work:
         count: int | None,
         rate: float | None,
         file: Path | None,
+        progress: Progress | None,
+        *,
+        until_ms: int,
     ) -> None:
+        """until_ms: the time of the last message; 0 where later ones are followed."""
         self._reading, self._count, self._file = reading, count, file
         self._pause_s = 1 / rate if rate else 0.0
+        self._progress, self._until_ms = progress, until_ms
+        self._first_ms = 0
         self.done = 0
 
     async def run(self, target: contextlib.AbstractAsyncContextManager[Send]) -> Exit:
@@ -197,9 +208,20 @@ class _Work:
         self.done += len(group) - len(faults)
         if faults:
             raise faults[0]
+        self._tell(group)
         group.clear()
         if self._file is not None:
             write_whole(self._file, f"{self._reading.checkpoint()}\n", mode=None)
+
+    def _tell(self, group: list[Replayed]) -> None:
+        """Show how far it is: by --count, or by the time at which messages were published."""
+        if self._progress is None or not group:
+            return
+        share, at_ms = None, group[-1].published_ms
+        if self._progress.total is None and self._until_ms and at_ms:
+            self._first_ms = self._first_ms or at_ms
+            share = (at_ms - self._first_ms) / max(1, self._until_ms - self._first_ms)
+        self._progress.at(self.done, share=share if share is None else min(1.0, max(0.0, share)))
 
 
 @contextlib.asynccontextmanager

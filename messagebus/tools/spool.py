@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,11 +18,10 @@ from messagebus.commands.exits import Exit
 from messagebus.commands.options import NumberRange, bus_settings, confirm, iso
 from messagebus.config import PublisherConfig, Spool
 from messagebus.outbox.rows import plain
-from messagebus.terminal import escaped, plural, printable, say
+from messagebus.terminal import Progress, escaped, plural, printable, say
 
 BODY_CHARS_MAX = 100
 POLL_S = 0.1
-PROGRESS_EVERY_S = 1.0
 
 
 @click.group("spool", short_help="Count, show, send or drop spooled messages of this host.")
@@ -209,13 +207,11 @@ def replay(path: Path | None, timeout_s: float) -> int:
     about = Spool(folder) if config.spool is None else replace(config.spool, path=folder)
     until = time.monotonic() + timeout_s
     bus = bus_settings()
-    with Publisher(bus, config, spool=about) as publisher:
+    with Publisher(bus, config, spool=about) as publisher, Progress("sent") as progress:
         publisher.flush(timeout_s)
-        told_at = time.monotonic()
         while (stats := publisher.stats()).spool_messages and time.monotonic() < until:
-            if time.monotonic() - told_at >= PROGRESS_EVERY_S and sys.stderr.isatty():
-                told_at = time.monotonic()
-                say(f"sent {stats.replayed}, {stats.spool_messages} left", err=True)
+            progress.total = stats.replayed + stats.spool_messages
+            progress.at(stats.replayed)
             time.sleep(POLL_S)
         stats = publisher.stats()
     left = f", {stats.spool_messages} left" if stats.spool_messages else ""

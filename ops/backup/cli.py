@@ -18,7 +18,7 @@ import click
 from consumer_lists import listfile
 from inventory.inventory import Inventory
 from messagebus.broker import BrokerList
-from messagebus.terminal import say
+from messagebus.terminal import Progress, say
 from ops.backup.contents import (
     INVENTORY,
     Archive,
@@ -122,9 +122,9 @@ def _collect(view: View, *, with_secrets: bool) -> Archive:
             secret.add(f"files/{name}")
     for name, snapshot in view.agents.snapshots().items():
         files[f"topology/{name}.json"] = json.dumps(snapshot, indent=1).encode()
-    for node in view.brokers.present:
-        name = f"definitions/{node.name}.json"
-        files[name] = json.dumps(view.brokers.definitions(node.name), indent=1).encode()
+    for node, definitions in _definitions(view):
+        name = f"definitions/{node}.json"
+        files[name] = json.dumps(definitions, indent=1).encode()
         secret.add(name)
     left_out += [f"topology of {name}" for name in sorted(view.absent.agents)]
     left_out += [f"definitions of {name}" for name in sorted(view.absent.brokers)]
@@ -135,6 +135,16 @@ def _collect(view: View, *, with_secrets: bool) -> Archive:
         "left_out": left_out,
     }
     return Archive(facts, {INVENTORY: text.encode(), **files}, frozenset(secret))
+
+
+def _definitions(view: View) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each present broker's name and definitions: of thousands of queues, these take a while."""
+    present = view.brokers.present
+    with Progress("read the definitions of", "broker", len(present)) as progress:
+        for number, node in enumerate(present, 1):
+            definitions = view.brokers.definitions(node.name)
+            progress.at(number, node.name)
+            yield node.name, definitions
 
 
 @click.command()
@@ -337,11 +347,9 @@ def _lack(kept: Archive, view: View, rights: Rights, only: tuple[str, ...]) -> L
     is_password = partial(_is_password, view.inventory)
     return Lack(
         definitions={
-            node.name: missing_definitions(
-                defined, view.brokers.definitions(node.name), rights=rights, is_password=is_password
-            )
-            for node in view.brokers.present
-            if (defined := definitions_of(kept, node.name))
+            node: missing_definitions(defined, now, rights=rights, is_password=is_password)
+            for node, now in _definitions(view)
+            if (defined := definitions_of(kept, node))
         },
         topology=topology,
         left=left,
@@ -386,10 +394,16 @@ def _generation_lacking(kept: Archive, view: View) -> int:
 
 
 def _make(lack: Lack, view: View) -> None:
+    made, wanted = 0, sum(len(each.names) for each in lack.definitions.values())
+    progress = Progress("made", "definition", wanted)
     for node, missing in lack.definitions.items():
         if missing.definitions:
             view.brokers.define(node, dict(missing.definitions))
+            progress.end()
             say(f"{node}: made {len(missing.names)}")
+            made += len(missing.names)
+            progress.at(made, f"the last on {node}")
+    progress.end()
     if lack.topology:
         say(f"topology: {view.agents.want(lack.topology)}")
     if lack.generation:

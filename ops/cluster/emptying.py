@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from messagebus.destination import DELAY_STEPS_MS, Delay
-from messagebus.terminal import plural
+from messagebus.terminal import pace, plural
 from ops.cluster.checks import Steady, some
 from ops.cluster.management import DEFAULT_VHOST, Queue
 from ops.cluster.view import View
@@ -217,7 +217,7 @@ class Emptying:
         rate = (then - left) / (now - began) if now > began else 0.0
         if rate <= 0:
             return f"{plural(left, 'message')} left"
-        return f"{plural(left, 'message')} left, {rate:,.0f}/s, about {left / rate:,.0f} s"
+        return f"{plural(left, 'message')}{pace(rate, left / rate)}"
 
 
 def _named(queues: Iterable[Queue]) -> str:

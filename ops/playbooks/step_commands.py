@@ -14,8 +14,8 @@ from messagebus.commands.exits import Group
 from messagebus.config import BusConfig
 from messagebus.destination import SEGMENTS
 from messagebus.files import write_whole
-from messagebus.terminal import plural, say
-from messagebus.tools.moving import MessagesMoved, MovingProgress, move_messages
+from messagebus.terminal import Progress, plural, say
+from messagebus.tools.moving import MessagesMoved, move_messages
 from messagebus.tools.partitions import spread
 from ops.cluster import checks
 from ops.cluster.checks import some
@@ -30,7 +30,6 @@ from ops.playbooks.inventory_text import (
 )
 from ops.run.command import inventory_option
 
-PROGRESS_EVERY_S = 0.5
 # Partitions that are refused for so long, while none is on its way, stay.
 REHOME_EVERY_S, STUCK_S = 1.0, 30.0
 
@@ -96,14 +95,18 @@ def move(name: str, file: Path) -> None:
         say("moved 0 messages of 0 queues")
         return
     targets = _targets(view, address)
-    moved = move_messages(
-        _operator(inventory),
-        held,
-        source=address,
-        targets=targets,
-        message_bytes={one.name: one.body_bytes // (one.messages or 1) for one in held.values()},
-        on_progress=_ProgressPrinter(sum(queue.messages or 0 for queue in held.values())),
-    )
+    count = sum(queue.messages or 0 for queue in held.values())
+    with Progress("moved", total=count) as progress:
+        moved = move_messages(
+            _operator(inventory),
+            held,
+            source=address,
+            targets=targets,
+            message_bytes={
+                one.name: one.body_bytes // (one.messages or 1) for one in held.values()
+            },
+            on_progress=lambda moved: progress.at(moved.total, moved.queue),
+        )
     _print_moved(moved)
 
 
@@ -186,25 +189,6 @@ def _taking(view: View, away: str) -> list[str]:
     """Return the other brokers that take publishes."""
     found = [(node.name, str(node.address)) for node in view.nodes]
     return [each for name, each in found if each != away and not checks.not_ready(view, name, each)]
-
-
-class _ProgressPrinter:
-    """Progress of a move, printed every PROGRESS_EVERY_S at most."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._began, self._next = total, time.monotonic(), 0.0
-
-    def __call__(self, progress: MovingProgress) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + PROGRESS_EVERY_S
-        rate = progress.total / max(now - self._began, 0.001)
-        left_s = max(0, self._total - progress.total) / max(rate, 1)
-        say(
-            f"{progress.total:,} of {self._total:,} messages moved, {rate:,.0f}/s,"
-            f" about {left_s:,.0f} s; {progress.queue}"
-        )
 
 
 def _print_queues(moved: MessagesMoved) -> None:

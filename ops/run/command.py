@@ -25,15 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from inventory import shell
 from inventory.errors import CommandFailed
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, load
 from messagebus.commands.options import said
 from messagebus.errors import ConfigError
-from messagebus.terminal import printable, say
+from messagebus.terminal import StatusLine, say
 from ops.errors import LockHeld, OpsError, RunOpen
 from ops.run import journal as journals
 from ops.run.journal import Journal
@@ -179,11 +177,6 @@ def carry(
     facts: values that the run begins with; kept, and changed ones, too, when it is resumed.
     afterwards: lines about tasks that remain for others. Raises OpsError, PlanFailed.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-
-    def print_line(line: str) -> None:
-        console.print(Text(printable(line)))
-
     if opts.undo and not journal.is_resumed:
         raise OpsError(f"no unfinished run of {plan.name!r} to take back")
     if opts.dry_run or not opts.yes:
@@ -197,12 +190,14 @@ def carry(
         _print_age(plan, journal, opts)
     if not opts.yes:
         confirm()
-    with console.status(Text(printable(plan.name))) as shown:
+    status = StatusLine(after_s=0)
 
-        def show(text: str) -> None:
-            shown.update(Text(printable(text)))
+    def print_line(line: str) -> None:
+        status.clear()
+        say(line, err=True)
 
-        runner = HostRunner(lambda line: show(f"{plan.name}: {line}"))
+    try:
+        runner = HostRunner(lambda line: status.show(f"{plan.name}: {line}"))
         if opts.undo:
             undo_plan(plan, runner, journal, say=print_line)
             return
@@ -210,9 +205,11 @@ def carry(
             journal.begin(dict(facts), brokers=brokers)
         elif dict(facts) != journal.facts:
             journal.amend(dict(facts))
-        carry_out(plan, runner, journal, say=print_line, show=show)
+        carry_out(plan, runner, journal, say=print_line, show=status.show)
+    finally:
+        status.clear()
     for line in afterwards:
-        print_line(line)
+        say(line, err=True)
 
 
 def _print_age(plan: Plan, journal: Journal, opts: RunOptions) -> None:

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from messagebus import Delivery, Message, Queue, Receipt
 from messagebus.commands.flow import _as_json, _as_line, _as_shown
 from messagebus.envelope import read_envelope
-from messagebus.terminal import did_you_mean, escaped, plural, printable, say
+from messagebus.terminal import (
+    ERASE,
+    Progress,
+    StatusLine,
+    did_you_mean,
+    escaped,
+    plural,
+    printable,
+    say,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 # bench and spark are left out: they print only their own names and figures.
@@ -36,14 +45,12 @@ ALLOWED = {
     "messagebus/commands/outbox.py": {"f'{statement};'"},
     "messagebus/tools/outbox.py": {"'\\n'.join(_lines(row)) + '\\n'"},
     "messagebus/tools/spool.py": {"_json_line(each) if as_json else _line(each)"},
-    "messagebus/tools/parked.py": {
-        "'\\n'.join(_lines(each)) + '\\n'",
-        "f'\\r\\x1b[K{self._verb} {self.total}{of}: {printable(place)}'",
-    },
+    "messagebus/tools/parked.py": {"'\\n'.join(_lines(each)) + '\\n'"},
     "messagebus/services/agent/__init__.py": {
         "f'messagebus agent: {fault}'"
     },  # of its own settings
     "messagebus/worker/process.py": {"f'messagebus: {text}'"},
+    "messagebus/terminal.py": {"text"},  # made fit by the class around it
     # The output of `consume` is made fit for its stream: see below.
     "messagebus/commands/flow.py": {"sys.stdout.buffer"},
     "messagebus/tools/replay.py": {"sys.stdout.buffer"},  # escaped, line by line
@@ -254,3 +261,126 @@ def test_what_is_printed_to_operators_counts_by_the_one_helper() -> None:
 @pytest.mark.parametrize(("word", "said"), [("mb3", "; did you mean 'mb1'?"), ("zzzzzz", "")])
 def test_a_name_far_from_all_gets_no_hint(word: str, said: str) -> None:
     assert did_you_mean(word, ["mb1", "other"]) == said
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def lines_of_progress(progress: Progress, clock: Clock, per_s: int, seconds: int) -> None:
+    """Do `per_s` things a second, as a loop would tell it."""
+    for tick in range(4 * seconds + 1):
+        clock.now_s = 100.0 + tick / 4
+        progress.at(tick * per_s // 4, "orders/billing on mb1:5672")
+
+
+def be_a_terminal(monkeypatch: pytest.MonkeyPatch, term: str = "xterm-256color") -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_elsewhere_than_on_a_terminal_progress_is_a_plain_line_now_and_then(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = Clock()
+    with Progress("redriven", total=50_000, clock=clock) as progress:
+        lines_of_progress(progress, clock, 1_000, 26)
+    where = ": orders/billing on mb1:5672"
+    assert capsys.readouterr().err.splitlines() == [
+        f"redriven 5,000 of 50,000 messages, 1,000/s, 45 s left{where}",
+        f"redriven 15,000 of 50,000 messages, 1,000/s, 35 s left{where}",
+        f"redriven 25,000 of 50,000 messages, 1,000/s, 25 s left{where}",
+    ]
+
+
+def test_on_a_terminal_progress_is_one_line_that_fits_and_is_erased(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    be_a_terminal(monkeypatch)
+    clock = Clock()
+    with Progress("redriven", total=50_000, clock=clock) as progress:
+        lines_of_progress(progress, clock, 1_000, 26)
+    told = capsys.readouterr().err
+    assert "\n" not in told
+    assert told.endswith(ERASE)
+    shown = told.split(ERASE)
+    assert shown[0] == "", "nothing before the first is erased"
+    assert shown[1].startswith("redriven 5,000 of 50,000 messages, 1,000/s, 45 s left: orders/")
+    assert len(shown) == 1 + 85 + 1, "a picture for each tick since 5 s, and the end"
+    assert {len(each) for each in shown[1:-1]} == {79}, "one column stays free"
+
+
+def test_work_that_ends_soon_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    be_a_terminal(monkeypatch)
+    clock = Clock()
+    with Progress("redriven", clock=clock) as progress:
+        lines_of_progress(progress, clock, 1_000, 4)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_rate_and_a_time_left_follow_the_last_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = Clock()
+    progress = Progress("moved", total=10_000, clock=clock)
+    lines_of_progress(progress, clock, 100, 20)
+    for second in range(1, 31):
+        clock.now_s += 1
+        progress.at(2_000 + second)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(r"moved 2,0\d\d of 10,000 messages, 1\.0/s, 2 h 1\d min left$", last), last
+
+
+def test_what_has_no_total_has_a_share_or_only_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    known, unknown = Progress("published", clock=clock), Progress("wrote", "file", clock=clock)
+    for second in range(1, 7):
+        clock.now_s = 100.0 + second
+        known.at(30 * second, share=0.1 * second)
+        unknown.at(1)
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "published 150 messages, 50%, 30/s, 5.0 s left",
+        "wrote 1 file, 12.0/min",
+    ]
+
+
+def test_work_that_stands_still_has_no_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    progress = Progress("moved", total=10, clock=clock)
+    for second in range(30):
+        clock.now_s = 100.0 + second
+        progress.at(1)
+    assert capsys.readouterr().err.splitlines()[-1] == "moved 1 of 10 messages, 0.0/s"
+
+
+def test_a_status_is_erased_before_another_line_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    be_a_terminal(monkeypatch)
+    clock = Clock()
+    line = StatusLine(after_s=0, clock=clock)
+    line.show("waits for\x1b[2J mb1")
+    line.clear()
+    say("done", err=True)
+    line.show("waits for mb2")
+    shown = f"{ERASE}waits for\\x1b[2J mb1{ERASE}done\n{ERASE}waits for mb2"
+    assert capsys.readouterr().err == shown
+
+
+def test_a_dumb_terminal_gets_no_escapes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    be_a_terminal(monkeypatch, "dumb")
+    clock = Clock()
+    line = StatusLine(after_s=0, clock=clock)
+    line.show("at once")
+    clock.now_s += 5
+    line.show("later")
+    line.clear()
+    assert capsys.readouterr().err == "later\n"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 from click.testing import CliRunner, Result
 
-from messagebus import Destination, Durability, Message
+from messagebus import Destination, Durability, Message, Outcome
 from messagebus.__main__ import cli
 from messagebus.commands import flow
 from messagebus.commands.exits import Exit
@@ -20,6 +21,8 @@ from messagebus.errors import MessageInvalid
 
 class Sent(list[tuple[str, Message, Mapping[str, Any]]]):
     """Stands for `flow.Sending`, and keeps what it is given."""
+
+    ends: ClassVar[Counter[Outcome]] = Counter()
 
     def __call__(self, rate_per_s: float | None) -> Self:
         self.rate_per_s = rate_per_s

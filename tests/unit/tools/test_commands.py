@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +36,7 @@ from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.commands.exits import Exit
 from messagebus.errors import LinkLost, LoginRefused
 from messagebus.stats import Durability
+from messagebus.terminal import Progress
 from messagebus.tools import parked as parked_command
 from messagebus.tools import subscriptions, tail
 
@@ -335,6 +338,8 @@ def test_a_person_is_asked_and_sees_how_far_it_is(
     terminal = SimpleNamespace(isatty=lambda: True)
     person = SimpleNamespace(stdin=terminal, stderr=terminal)
     monkeypatch.setattr(parked_command, "sys", person)
+    slow = partial(Progress, clock=itertools.count(0, 6).__next__)  # seconds between two looks
+    monkeypatch.setattr(parked_command, "Progress", slow)
 
     def purge(
         *_: object, on_progress: Callable[[ParkedProgress], None], count_max: int, **__: object
@@ -350,7 +355,8 @@ def test_a_person_is_asked_and_sees_how_far_it_is(
         assert (done.exit_code, "nothing was done" in done.stderr) == (Exit.FAILED, True)
         return
     assert done.exit_code == Exit.INTERRUPTED
-    assert "dropped 2 of 3: orders/billing on mb1:5672" in done.stderr
+    assert "dropped 2 of 3 messages, " in done.stderr
+    assert " left: orders/billing on mb1:5672\n" in done.stderr
     assert done.stderr.endswith("messagebus: interrupted: dropped 2\n")
 
 

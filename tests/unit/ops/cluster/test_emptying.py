@@ -80,8 +80,8 @@ def test_progress_has_rate_and_estimate() -> None:
     broker = Broker([queue("a", 1000, 1)], [queue("a", 900, 1)], [queue("a", 800, 1)])
     check = broker.emptying()
     assert check() == "1,000 messages left"
-    assert check() == "900 messages left, 100/s, about 9 s"
-    assert check() == "800 messages left, 100/s, about 8 s"
+    assert check() == "900 messages, 100/s, 9.0 s left"
+    assert check() == "800 messages, 100/s, 8.0 s left"
 
 
 def test_a_queue_without_consumers_is_reported_not_waited_for() -> None:
