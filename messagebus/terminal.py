@@ -19,13 +19,16 @@ __all__ = [
     "Progress",
     "StatusLine",
     "closest",
+    "columns",
     "did_you_mean",
     "duration",
     "escaped",
+    "folded",
     "pace",
     "plural",
     "printable",
     "say",
+    "shortened",
 ]
 
 # Work that ends sooner prints nothing about its progress.
@@ -82,6 +85,31 @@ def closest(word: str, known: Iterable[str]) -> str:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of a complaint about an unknown word, "; did you mean 'x'?", or ""."""
     return f"; did you mean {meant!r}?" if (meant := closest(word, known)) else ""
+
+
+def columns() -> int | None:
+    """Return the width of the terminal that standard output is; None where it is none."""
+    import shutil  # and with it every kind of compression
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def folded(text: str, width: int | None) -> list[str]:
+    """Return the lines of a sentence that fit into this width, all but the first indented; None: one line."""
+    import textwrap
+
+    shown = printable(text)
+    if width is None or len(shown) <= width:
+        return [shown]
+    return textwrap.wrap(shown, width, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def shortened(text: str, chars_max: int) -> str:
+    """Return a name with its middle left out where it is longer: both its ends tell names apart."""
+    if len(text) <= chars_max:
+        return text
+    end = (chars_max - 1) // 2
+    return f"{text[: chars_max - 1 - end]}\N{HORIZONTAL ELLIPSIS}{text[len(text) - end :]}"
 
 
 def say(text: object, *, err: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -40,7 +41,7 @@ GROUPS = (
     playbooks.GROUP,
     playbooks.FAILOVER,
 )
-# The table's width: names, ranges and goals fit into one line each.
+# The table's width where there is no terminal: names, ranges and goals fit into one line each.
 WIDTH = 140
 
 
@@ -115,7 +116,8 @@ def figures(
             environment["load_after"] = load_average()
             path = keep(group.name, measured, environment, publish=publish)
             console.print(f"samples: {os.path.relpath(path)}")
-    Console(highlight=False, width=WIDTH).print(figures_table(found))
+    width = None if sys.stdout.isatty() else WIDTH
+    Console(highlight=False, width=width).print(figures_table(found))
     shutil.rmtree(folder, ignore_errors=True)
     if failed:
         raise BenchError(f"not measured: {', '.join(failed)}")

@@ -58,7 +58,7 @@ from messagebus.errors import (
 )
 from messagebus.observing.rules import FIRST
 from messagebus.observing.snapshot import LOSES, NO_LINK
-from messagebus.terminal import plural, say
+from messagebus.terminal import columns, folded, plural, say
 from messagebus.topology import parse_wanted
 
 ANSWER_S = 3.0
@@ -511,7 +511,9 @@ def doctor(publish: tuple[str, ...], consume: tuple[str, ...], as_json: bool) ->
     else:
         for each in found:
             todo = f" → {each.todo}" if each.todo else ""
-            say(f"{_sign(each.mark)} {each.what}: {one_line(each.told)}{todo}")
+            finding = f"{_sign(each.mark)} {each.what}: {one_line(each.told)}{todo}"
+            for line in folded(finding, columns()):
+                say(line)
     return Exit.FOUND if any(each.mark is Mark.FAULT for each in found) else Exit.DONE
 
 

@@ -34,13 +34,15 @@ from messagebus.observing.totals import (
     totals,
     uncounted,
 )
-from messagebus.terminal import duration, plural, say
+from messagebus.terminal import columns, duration, folded, plural, say, shortened
 
 EVERY_S = 2.0
 # Statistics are swept every 5 s while somebody looks, so rates are of at least so long.
 RATES_OVER_MS = 10_000
 ROWS = 40
 ATTENTION_ROWS = 6
+# Between two columns of a table; the least characters of a column of texts.
+GAP, TEXT_MIN = "  ", 12
 # Clear the screen, cursor to its beginning.
 CLEAR = "\x1b[2J\x1b[H"
 
@@ -128,7 +130,7 @@ def top(
                 if as_json:
                     click.echo(json.dumps(_as_json(look)))
                 else:
-                    lines = list(_lines(look, sort, text, exact))
+                    lines = list(_lines(look, sort, text, exact, columns()))
                     if not once:
                         click.echo(CLEAR, nl=False)
                         lines = lines[: shutil.get_terminal_size().lines - 1]
@@ -159,32 +161,30 @@ def _look(bus: Bus, pasts: list[Bus], attention: Attention) -> Look:
     return look
 
 
-def _lines(look: Look, sort: str, text: str, exact: bool) -> Iterator[str]:
+def _lines(
+    look: Look, sort: str, text: str, exact: bool, width: int | None = None
+) -> Iterator[str]:
+    """Yield the lines of a picture. width: of the terminal, None for none."""
     bus, now_ms = look.bus, look.bus.at_ms
     missing = f", {look.everything.told}" if look.everything.told else ""
     clock = time.strftime("%H:%M:%S", time.localtime(now_ms / 1000))
     brokers = plural(len(bus.brokers), "broker")
-    yield f"{bus.cluster or 'bus'}, generation {bus.generation}: {brokers}{missing}  {clock}"
+    title = f"{bus.cluster or 'bus'}, generation {bus.generation}: {brokers}{missing}  {clock}"
+    yield from folded(title, width)
     for raised in look.attention[:ATTENTION_ROWS]:
-        yield f"! {raised.text} (for {duration((now_ms - raised.since_ms) / 1000)})"
+        told = f"! {raised.text} (for {duration((now_ms - raised.since_ms) / 1000)})"
+        yield from folded(told, width)
     if len(look.attention) > ATTENTION_ROWS:
         yield f"! and {len(look.attention) - ATTENTION_ROWS} more"
     yield ""
-    titles = (
-        "BROKER",
-        "STATE",
-        "PUBLISHED/s",
-        "READY",
-        "OLDEST",
-        "CONNECTIONS",
-        "DISK FREE",
-        "RABBITMQ",
-    )
-    yield from table(titles, [_broker(look, seen, exact) for seen in bus.brokers], texts=2)
+    titles = ("BROKER", "STATE", "IN/s", "READY", "OLDEST", "CONNS", "DISK FREE", "VERSION")
+    cells = [_broker(look, seen, exact) for seen in bus.brokers]
+    yield from table(titles, cells, texts=2, width=width)
     yield ""
     found = sorted((each for each in look.sums.items() if text in each[0]), key=SORTS[sort])
     titles = ("NAME", "READY", "UNACKED", "OLDEST", "IN/s", "OUT/s", "CONSUMERS", "PARKED")
-    yield from table(titles, [_sum(name, each, exact) for name, each in found[:ROWS]], texts=1)
+    cells = [_sum(name, each, exact) for name, each in found[:ROWS]]
+    yield from table(titles, cells, texts=1, width=width)
     if len(found) > ROWS:
         yield f"and {len(found) - ROWS} more: --sort, --filter, --json"
 
@@ -268,15 +268,30 @@ def oldest(age_ms: int | None, exact: bool = False) -> str:
     return str(age_ms) if exact else duration(age_ms / 1000) if age_ms else "-"
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int) -> Iterator[str]:
-    """Yield aligned lines; the first `texts` columns to the left."""
+def table(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    texts: int,
+    width: int | None = None,
+) -> Iterator[str]:
+    """Yield aligned lines; the first `texts` columns to the left.
+
+    width: lines are not longer: the widest of these columns are shortened, down to TEXT_MIN, and what is
+    still too long is cut.
+    """
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    while width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        widest = max(range(texts), key=widths.__getitem__)
+        if widths[widest] <= TEXT_MIN:
+            break
+        widths[widest] -= 1
     for row in (titles, *rows):
         cells = [
-            f"{cell:<{width}}" if place < texts else f"{cell:>{width}}"
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            f"{shortened(cell, wide):<{wide}}" if place < texts else f"{cell:>{wide}}"
+            for place, (cell, wide) in enumerate(zip(row, widths, strict=True))
         ]
-        yield "  ".join(cells).rstrip()
+        yield GAP.join(cells).rstrip()[:width]
 
 
 def _as_json(look: Look) -> dict[str, Any]:

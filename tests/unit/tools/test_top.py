@@ -20,6 +20,7 @@ from messagebus.errors import ConfigError, ListUnavailable, NameInvalid
 from messagebus.observing.ask import Asker
 from messagebus.recording.events import SAMPLED
 from messagebus.recording.files import EventFile, anchor_now
+from messagebus.terminal import folded
 from messagebus.tools import top as module
 from messagebus.tools.sampler import QueueSampler
 from tests.support.fleet import Fleet
@@ -178,3 +179,37 @@ def test_what_nobody_reads_from_has_no_depth(tmp_path: Path, names: list[str]) -
 def test_no_names_are_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least one"):
         QueueSampler(tmp_path, BUS, [], run_id="r")
+
+
+def test_on_a_terminal_of_80_columns_no_line_is_longer_and_no_column_is_lost(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "columns", lambda: 80)
+    down = next(iter(shell.fleet.ports))
+    shell.fleet.answers[down] = lambda _: httpx.Response(503, json={"linked": False})
+    lines = shell.top("--sort", "name").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for title in ("VERSION", "PARKED"):
+        assert [line for line in lines if line.endswith(title)], title
+    (line,) = [line for line in lines if "down: no" in line]
+    assert "\N{HORIZONTAL ELLIPSIS}" in line, "its long state is shortened"
+
+
+def test_a_table_shortens_texts_in_their_middle_and_leaves_numbers_whole() -> None:
+    rows = [("warehouse.orders/billing-of-the-north", "12,345"), ("a", "7")]
+    assert [*module.table(("NAME", "READY"), rows, texts=1, width=30)] == [
+        "NAME                     READY",
+        "warehouse.o\N{HORIZONTAL ELLIPSIS}-the-north  12,345",
+        "a                            7",
+    ]
+    whole = [*module.table(("NAME", "READY"), rows, texts=1)]
+    assert whole[1] == "warehouse.orders/billing-of-the-north  12,345"
+
+
+def test_a_sentence_is_folded_at_a_terminal_s_width_and_nowhere_else() -> None:
+    told = "! orders/billing has waited for long at 127.0.0.12:5672 and nobody consumes it"
+    assert folded(told, 40) == [
+        "! orders/billing has waited for long at",
+        "  127.0.0.12:5672 and nobody consumes it",
+    ]
+    assert folded(told, None) == folded(told, 80) == [told]
