@@ -177,7 +177,7 @@ def _lines(
     if len(look.attention) > ATTENTION_ROWS:
         yield f"! and {len(look.attention) - ATTENTION_ROWS} more"
     yield ""
-    titles = ("BROKER", "STATE", "IN/s", "READY", "OLDEST", "CONNS", "DISK FREE", "VERSION")
+    titles = ("BROKER", "STATE", "IN/s", "READY", "OLDEST", "CONNS", "FREE", "VERSION")
     cells = [_broker(look, seen, exact) for seen in bus.brokers]
     yield from table(titles, cells, texts=2, width=width)
     yield ""
@@ -277,15 +277,15 @@ def table(
 ) -> Iterator[str]:
     """Yield aligned lines; the first `texts` columns to the left.
 
-    width: lines are not longer: the widest of these columns are shortened, down to TEXT_MIN, and what is
-    still too long is cut.
+    width: lines are not longer: of these columns the last is shortened first, each down to TEXT_MIN, and
+    what is still too long is cut.
     """
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    while width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
-        widest = max(range(texts), key=widths.__getitem__)
-        if widths[widest] <= TEXT_MIN:
-            break
-        widths[widest] -= 1
+    over = 0 if width is None else sum(widths) + len(GAP) * (len(widths) - 1) - width
+    for place in reversed(range(texts)):
+        taken = max(0, min(over, widths[place] - TEXT_MIN))
+        widths[place] -= taken
+        over -= taken
     for row in (titles, *rows):
         cells = [
             f"{shortened(cell, wide):<{wide}}" if place < texts else f"{cell:>{wide}}"
