@@ -146,14 +146,15 @@ class App:
 
         app.run_blocking()  # or: messagebus worker module:app
 
-    bus: None reads the environment at the start; so do the configs of the publisher and the consumers.
-    outbox, relay: relay the rows of this outbox while the app runs, over the handlers' shared publisher, or
-        over one of its own where that one has a spool.
-    dedup: of all its subscribers, each of which may have another one: see `Consumer`.
-    spool: as of a `Publisher`, of the handlers' shared publisher.
-    middleware: functions around each run of its handlers, the first outermost: see docs/guides/frameworks.md.
-    codecs: forms of payloads beside JSON: see `messagebus.payloads.Codec`.
-    Everything belongs to the loop of `start`, except `publish_blocking` and `request_stop`.
+    bus: settings of the bus; None reads them from the environment when the app starts. The settings of the
+        publisher and of the consumers are read in the same way.
+    outbox, relay: with relay=True the app publishes the rows of this outbox while it runs. It uses the
+        publisher that the handlers share, or a second one if that publisher has a spool.
+    dedup: deduplication of all subscribers; each subscriber may have its own: see `Consumer`.
+    spool: disk spool of the publisher that the handlers share: see `Publisher`.
+    middleware: functions around each run of a handler, the first outermost: see docs/guides/frameworks.md.
+    codecs: payload formats in addition to JSON: see `messagebus.payloads.Codec`.
+    Thread: call everything on the event loop of `start`, except `publish_blocking` and `request_stop`.
     """
 
     def __init__(
@@ -204,21 +205,23 @@ class App:
     ) -> Callable[[H], H]:
         """Run the decorated function for each delivery of the subscription or queue.
 
-        The function itself is unchanged: tests may call it. A coroutine function runs on the app's loop, a
-        plain one in a thread. Its first parameter gets the payload as its annotation says (see
-        `messagebus.payloads`), one annotated `Delivery` the delivery. A payload that does not fit is parked.
-        `messagebus.handling` describes what follows from the end of a run.
+        The function itself is unchanged, so tests can call it. A coroutine function runs on the app's event
+        loop, a plain function in a thread. The first parameter receives the payload, converted to its
+        annotation (see `messagebus.payloads`); a parameter annotated `Delivery` receives the delivery. A
+        delivery whose payload cannot be converted is parked. `messagebus.handling` describes how the result
+        of a run becomes the answer to the broker.
 
-        concurrency: runs at the same time in this process. time_limit_s: longest time of one run; None: no
-        limit. retry: None takes `RetryPolicy()`. config: of its consumer.
-        batch: None: one delivery for each run; else 1 to 2,000 of them: the parameters are lists. A
-        batch that is not full goes out linger_s (0 to 60; None: 0.2) after its first delivery. The end of its
-        run counts for each of them: see `AsyncConsumer.run`. A payload that does not fit is parked and in no
-        batch.
-        dedup: makes each message's run end well once: see `Consumer`. None takes the app's, False none.
-        order: "key" runs messages of one key one after the other, whatever the concurrency: see `Consumer`.
-        middleware: around its runs, within the app's.
-        Raises ConfigError or NameInvalid, here, for what could never work.
+        concurrency: the largest number of runs at the same time, in this process.
+        time_limit_s: the longest duration of one run, in seconds; None: no limit.
+        retry: what happens after a failed run; None: `RetryPolicy()`. config: settings of the consumer.
+        batch: None: one delivery for each run. A number from 1 to 2,000: the parameters are lists of up to
+        that many. A batch that is not full is handled linger_s seconds (0 to 60; None: 0.2) after its first
+        delivery. The result of the run applies to each delivery: see `AsyncConsumer.run`. A delivery whose
+        payload cannot be converted is parked and is in no batch.
+        dedup: at most one successful run for each message: see `Consumer`. None: the app's; False: none.
+        order: "key": messages of one key run one after the other, at any concurrency: see `Consumer`.
+        middleware: functions around its runs, inside of the app's.
+        Raises ConfigError or NameInvalid at once if a setting or the signature cannot work.
         """
         if callable(destination):
             raise ConfigError(
@@ -270,12 +273,12 @@ class App:
         spool: bool = False,
         store: bool = False,
     ) -> None:
-        """Take the clients of the next start from there: a `MemoryBus` in tests; None: from the bus.
+        """Use these clients from the next start on: a `MemoryBus` in tests; None: the real bus.
 
-        With such clients the app uses nothing outside of the process: it starts no relay, opens no spool
-        folder, and the clients stand in for stores of deduplication; one INFO line says what was left out.
-        relay, spool: use that of the application all the same. store: use its SqliteStore, RedisStore or
-        SqlStore, given as an object. A store of another class is always used.
+        With a `MemoryBus` the app uses nothing outside of the process: it starts no relay, opens no spool
+        folder, and keeps records of deduplication in memory; one INFO line lists what is left out.
+        relay, spool: True uses those of the application nevertheless. store: True uses its SqliteStore,
+        RedisStore or SqlStore, if it was given as an object. A store of any other class is always used.
         """
         if self._life is not None:
             raise ConfigError("other clients after the app was started: stop it first")
@@ -291,9 +294,9 @@ class App:
 
     @property
     def ended(self) -> Mapping[str, str]:
-        """The handlers that ended although nobody stopped them: subscription or queue -> reason.
+        """Handlers that ended without a stop: subscription or queue -> reason.
 
-        Nothing is handled there until the app is started again. From any thread.
+        Their messages wait until the app is started again. Any thread may read it.
         """
         life = self._life
         return {} if life is None else {name: _told(error) for name, error in life.ended.items()}
@@ -305,10 +308,11 @@ class App:
         timeout_s: float = START_TIMEOUT_S,
         grace_s: float = GRACE_S,
     ) -> None:
-        """Register and attach every subscription, then begin to handle in the background.
+        """Create every subscription, connect to the brokers, and begin to handle messages in the background.
 
-        require: as in `AsyncConsumer.start`, for each of them. grace_s: for handlers at the stop.
-        Raises NotReady, LoginRefused, ConfigError; then nothing runs.
+        require: as of `Consumer.start`, for each subscription. grace_s: seconds that handlers may take to end
+        when the app stops.
+        Raises NotReady, LoginRefused or ConfigError; the app does not run then.
         """
         if self._life is not None:
             raise Stopped("the app runs already")
@@ -338,11 +342,12 @@ class App:
             task.add_done_callback(lambda task, name=str(each.source): _on_end(life, name, task))  # type: ignore[misc]
 
     async def stop(self, timeout_s: float | None = None) -> int:
-        """Take no more deliveries, wait up to timeout_s for handlers that run, answer them, hang up.
+        """Accept no more deliveries, wait for running handlers, answer their deliveries, disconnect.
 
-        timeout_s: None takes the grace_s of `start`. Returns how many deliveries were left without an answer:
-        the brokers deliver them again. A call from one of the app's own handlers returns 0 at once, so
-        that this handler can end and be answered too; the stop goes on in the background.
+        timeout_s: the longest wait, in seconds; None: the grace_s of `start`.
+        Returns the number of deliveries without an answer: the brokers redeliver them. A call from one of
+        the app's own handlers returns 0 at once and the stop continues in the background, because it also
+        waits for that handler.
         """
         wanted_s = None if timeout_s is None else checked_grace(timeout_s)
         life = self._life
@@ -388,11 +393,11 @@ class App:
         timeout_s: float = START_TIMEOUT_S,
         grace_s: float = GRACE_S,
     ) -> int:
-        """Start, handle until SIGTERM, SIGINT or `request_stop`, stop. Returns what `stop` returns.
+        """Start, handle messages until SIGTERM, SIGINT or `request_stop`, then stop.
 
-        A second signal does what it did before `run`: by default it ends the process. All apps that run
-        receive the same signal. On a thread other than the main one signals are not handled.
-        Raises as `start`, and Stopped when a runner ended by itself.
+        Returns the result of `stop`. A second signal has its effect from before `run`: by default it ends the
+        process. Every running app receives the signal. Signals are handled on the main thread only.
+        Raises the errors of `start`, and Stopped if the handling of a subscription failed.
         """
         if not self._subscribers and not self._relay:
             raise ConfigError("the app has no subscriber: nothing to run")
@@ -417,7 +422,7 @@ class App:
         return left
 
     def run_blocking(self, *, require: str | None = None, grace_s: float = GRACE_S) -> int:
-        """Call `run` on a loop of its own."""
+        """Call `run` on a new event loop and wait for its end."""
         return asyncio.run(self.run(require=require, grace_s=grace_s))
 
     def _was_asked_early(self) -> bool:
@@ -426,7 +431,7 @@ class App:
         return early
 
     def request_stop(self) -> None:
-        """Ask `run` to stop; from any thread. Before the app's first start the next `run` returns at once."""
+        """End `run`; any thread may call it. Before the first start, the next `run` returns at once."""
         with self._asking:
             life = self._life
             if life is None:
@@ -438,7 +443,7 @@ class App:
     # Publishing.
     @property
     def publisher(self) -> AsyncPublisher:
-        """The publisher that all handlers share, for calls beyond `publish`. Raises Stopped."""
+        """The publisher that all handlers share, for calls that `publish` does not offer. Raises Stopped."""
         return self._running().publisher
 
     async def publish(
@@ -461,9 +466,9 @@ class App:
         deliver_at: datetime | float | None = None,
         redundant: bool | str | None = None,
     ) -> Published:
-        """Publish and return after the confirm. Raises as `AsyncPublisher.send_safe`.
+        """Publish, and return when a broker has confirmed. Raises the errors of `Publisher.send_safe`.
 
-        payload: a message, bytes, a text; anything else goes as JSON, as `messagebus.payloads` says.
+        payload: a `Message`, bytes or text. Any other value is published as JSON: see `messagebus.payloads`.
         """
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
@@ -492,7 +497,7 @@ class App:
         deliver_at: datetime | float | None = None,
         redundant: bool | str | None = None,
     ) -> Published:
-        """Publish as `publish` does, from a plain function on any thread but the loop's own."""
+        """Publish as `publish` does, from a plain function, on any thread except that of the event loop."""
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
         life = self._running()
@@ -513,7 +518,7 @@ class App:
 
     # Questions.
     def stats(self) -> AppStats:
-        """Return a snapshot of its clients. Raises Stopped unless the app runs."""
+        """Return a snapshot of the clients of the app. Raises Stopped if the app does not run."""
         life = self._running()
         relay = life.relay
         return AppStats(
@@ -528,7 +533,7 @@ class App:
 
     @property
     def outbox(self) -> Outbox:
-        """The app's outbox, for handlers. Raises ConfigError for an app without one."""
+        """The outbox of the app, for handlers. Raises ConfigError if the app has none."""
         if self._outbox is None:
             raise ConfigError("the app has no outbox: App(outbox=Outbox())")
         return self._outbox
@@ -556,9 +561,10 @@ class App:
         return None if life is None or life.loop.is_closed() else life
 
     def reach(self) -> None:
-        """Wait some seconds until the bus's entry address accepts connections; NotReady names every address.
+        """Wait a few seconds until the address of the bus accepts connections.
 
-        For programs that would rather end than wait for brokers, such as `messagebus worker`: `run` waits.
+        For programs that must end if there is no broker, such as `messagebus worker`; `run` waits for one.
+        Raises NotReady, whose text names every address.
         """
         if self._clients is None and (self._subscribers or self._relay):
             directory.reach(self._bus or BusConfig.from_env(os.environ))
