@@ -90,7 +90,7 @@ log = logging.getLogger("messagebus.consumer")
 
 
 class AsyncPublisher:
-    """Publisher for asyncio, with the promises of `messagebus.Publisher` and real back-pressure.
+    """Publisher for asyncio, with the guarantees of `messagebus.Publisher`.
 
         async with AsyncPublisher(bus) as publisher:
             await publisher.send_safe("orders", b"...")
@@ -120,7 +120,7 @@ class AsyncPublisher:
 
     @property
     def config(self) -> PublisherConfig:
-        """Its settings, with the spool that it was given."""
+        """The settings of the publisher, with its spool."""
         return self._config
 
     async def start(
@@ -171,7 +171,7 @@ class AsyncPublisher:
         deliver_at: datetime | float | None = None,
         redundant: bool | str | None = None,
     ) -> asyncio.Future[Published]:
-        """Wait for room, accept a publish and return the future of its end. See `Publisher.submit`."""
+        """Wait for room, accept a publish and return the future of its result. See `Publisher.submit`."""
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
         outgoing = self._outgoing.read(destination, payload, given)
@@ -200,7 +200,7 @@ class AsyncPublisher:
         deliver_at: datetime | float | None = None,
         redundant: bool | str | None = None,
     ) -> None:
-        """Accept a publish and forget it, as `Publisher.send` does; wait for room only."""
+        """Accept a publish without waiting for its outcome, as `Publisher.send` does; wait for room only."""
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
         outgoing = self._outgoing.read(destination, payload, given)
@@ -315,11 +315,11 @@ class AsyncPublisher:
         return ends_or_raise([await end for end in ends], failed)
 
     async def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Wait until all is settled, as `Publisher.flush` does."""
+        """Wait for the outcome of every accepted publish, as `Publisher.flush` does."""
         return await self._admission.running().flush(timeout_s)
 
     def refresh_connection(self) -> None:
-        """Dial anew, as `Publisher.refresh_connection` does."""
+        """Open a new connection, as `Publisher.refresh_connection` does."""
         self._admission.running().renew()
 
     def stats(self) -> PublisherStats:
@@ -486,7 +486,7 @@ class AsyncConsumer:
         return delivery
 
     async def receive_many(self, count_max: int, timeout_s: float | None = None) -> list[Delivery]:
-        """Wait for one delivery and return all that are there, as `Consumer.receive_many` does."""
+        """Wait for one delivery and return all that have arrived, as `Consumer.receive_many` does."""
         first = await self.receive(timeout_s) if checked_most(count_max) else None
         found = [] if first is None else [first]
         while found and len(found) < count_max:
@@ -505,15 +505,15 @@ class AsyncConsumer:
 
     @property
     def in_order(self) -> bool:
-        """True where deliveries that are given back must come again in their order."""
+        """True if returned deliveries must be redelivered in their order."""
         return self._started().inbox.in_order
 
     def rest(self, *, prefetch: int | None = None) -> None:
-        """Give back what arrived and was not taken; consume again at the next `receive` or `resume`.
+        """Return the buffered deliveries to the brokers; consume again at the next `receive` or `resume`.
 
-        Deliveries that the application holds stay its own. prefetch: of each broker from then on, 1 to 2,000;
-        None: as configured. An ordered (single active) source gives its deliveries back with its links, when
-        none of them is held.
+        The application keeps the deliveries that it has. prefetch: of each broker from then on, 1 to 2,000;
+        None: as configured. A single active source returns its deliveries by closing its connections, once
+        the application holds none of them.
         """
         self._started().rest(
             self._config.prefetch
@@ -543,16 +543,16 @@ class AsyncConsumer:
     ) -> int:
         """Run a handler for each delivery until the consumer is stopped. See `Consumer.run`.
 
-        concurrency: runs at the same time. A coroutine function runs on this loop, a plain function in that
-        many threads. A coroutine that exceeds time_limit_s is cancelled. When this call is cancelled, its
-        runs are cancelled too, and their deliveries are given back.
+        concurrency: the largest number of runs at the same time. A coroutine function runs on this event
+        loop, a plain function in that many threads. A coroutine that exceeds time_limit_s is cancelled. If
+        this call is cancelled, its runs are cancelled too, and their deliveries return to the brokers.
 
-        batch: None: the handler gets one delivery; else a list of 1 to `batch` deliveries. A batch goes out
-        when it is full, linger_s (0 to 60 s; None: 0.2) after its first delivery was taken, or at the stop.
-        All its deliveries are acked when the handler returns, unless it returns a mapping: then each delivery
-        that is a key of it ends as if its value had been returned, or raised if it is an exception. When the
-        handler raises, each delivery ends as if its own run had raised. All else is as for single deliveries;
-        a batch is one run.
+        batch: None: the handler receives one delivery; otherwise a list of 1 to `batch` deliveries. A batch
+        is handled when it is full, linger_s seconds (0 to 60; None: 0.2) after its first delivery, or at the
+        stop. All its deliveries are acked when the handler returns. To answer them one by one, the handler
+        returns a mapping: delivery -> the value that its own run would have returned, or the exception that
+        it would have raised. If the handler raises, the run of each delivery has failed. A batch counts as
+        one run.
         """
         self._started()
         checked_count("concurrency", concurrency)
@@ -709,7 +709,7 @@ class AsyncConsumer:
         return driver.ack(delivery)
 
     def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
-        """Give back or reject, as `Consumer.nack` does."""
+        """Return or reject the delivery, as `Consumer.nack` does."""
         driver = self._started()
         if self._config.at_most_once:
             return False
@@ -717,7 +717,7 @@ class AsyncConsumer:
         return driver.nack(delivery, requeue=requeue)
 
     async def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
-        """Ack and wait until the broker has it, as `Consumer.ack_safe` does."""
+        """Ack and wait until the broker has received the ack, as `Consumer.ack_safe` does."""
         driver = self._started()
         if self._config.at_most_once:
             return True
@@ -732,7 +732,7 @@ class AsyncConsumer:
         reason: str = "",
         error: BaseException | None = None,
     ) -> bool:
-        """Have the delivery come again later, as `Consumer.retry` does."""
+        """Deliver the message again later, as `Consumer.retry` does."""
         driver, delay_ms = self._started(), checked_after(after_s, order=self._config.order)
         if self._config.at_most_once:
             return False
@@ -745,7 +745,7 @@ class AsyncConsumer:
     async def park(
         self, delivery: Delivery, *, reason: str, error: BaseException | None = None
     ) -> bool:
-        """Put the delivery into the parking queue, as `Consumer.park` does."""
+        """Move the message to the parking queue, as `Consumer.park` does."""
         driver = self._started()
         if self._config.at_most_once:
             return False
@@ -773,7 +773,7 @@ class AsyncConsumer:
         return live
 
     def keep_alive(self) -> bool:
-        """Return whether all links are open, as `Consumer.keep_alive` does."""
+        """Return whether all connections are open, as `Consumer.keep_alive` does."""
         return self._started().links.keep_alive()
 
     def stats(self) -> ConsumerStats:

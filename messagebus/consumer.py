@@ -153,19 +153,19 @@ def not_ready(driver: ConsumeDriver, require: str, timeout_s: float) -> NotReady
 
 
 class Consumer:
-    """Consumer of every broker of the list at once, as one stream.
+    """Consumer that reads from every broker of the bus, as one stream.
 
         with Consumer(bus, "orders", subscription="billing") as consumer:
             for delivery in consumer:
                 handle(delivery.body)
                 consumer.ack(delivery)
 
-    Any thread may call any method. Nothing is acked before `ack`, unless the config says at_most_once.
-    bus: None reads the environment, as of a `Publisher`.
-    dedup: makes each message's handler end well once: a `Dedup`, a store, or its URL
-    (docs/explanation/once.md). None takes that of the config, False none. Duplicates are then acked and
-    never handed out.
-    order: "key", "partition" or "none" (docs/explanation/order.md); None takes that of the config.
+    Thread: any thread may call any method. A delivery is acked by `ack` only, unless the config sets
+    at_most_once.
+    bus: settings of the bus; None reads them from the environment.
+    dedup: deduplication, at most one successful run for each message: a `Dedup`, a store, or its URL
+    (docs/explanation/once.md). Duplicates are acked and not handed out. None: as the config; False: none.
+    order: "key", "partition" or "none" (docs/explanation/order.md); None: as the config.
     """
 
     def __init__(
@@ -205,17 +205,18 @@ class Consumer:
 
     @property
     def registered(self) -> bool:
-        """True when the registration is complete: every message confirmed since reaches this subscription."""
+        """True once every broker has the subscription: it receives every message confirmed since then."""
         return self._driver is not None and self._driver.registering.is_complete
 
     def start(self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Register the subscription and attach to the brokers in the background.
+        """Create the subscription if it does not exist, and connect to the brokers in the background.
 
-        require: None waits up to timeout_s for an answer about the registration and returns in any
-        case: `registered` tells which; "one" insists on one attached broker; "all" on every listed broker
-        and a complete registration.
-        Raises NotReady when `require` was not fulfilled, LoginRefused, and ConfigError for a store of
-        deduplication that cannot be used; one that is away is waited for.
+        require: "one": wait until one broker delivers; "all": until every broker of the list delivers and has
+        the subscription; None: wait up to timeout_s for the registration, and return with or without it
+        (see `registered`).
+        Raises NotReady if `require` is not met within timeout_s; the consumer is stopped again then. Raises
+        LoginRefused, and ConfigError for a store of deduplication that cannot be used. If the store does not
+        answer, the consumer waits for it.
         """
         arrivals = self._arrivals
         with self._arrived:
@@ -251,24 +252,24 @@ class Consumer:
         return driver
 
     def request_stop(self) -> None:
-        """Hand out no more deliveries: `receive` returns None once a thread, an iteration and `run` end.
+        """Hand out no more deliveries: `receive` returns None once in each thread; iterations and `run` end.
 
-        It never waits, so a signal handler may call it. Deliveries that were received can still be answered;
-        `stop`, or the end of the `with` block, waits for their answers and hangs up.
+        It does not block, so a signal handler may call it. The application can still answer the deliveries
+        that it has; `stop`, or the end of the `with` block, waits for these answers and disconnects.
         """
         self._arrivals.request_stop()
 
     def stop(self, timeout_s: float | None = None) -> int:
-        """Take no more deliveries, wait up to timeout_s for open answers, hang up.
+        """Accept no more deliveries, wait for the answers to those handed out, disconnect.
 
-        timeout_s: None takes the grace of `run`, or DRAIN_S.
-        Returns how many received deliveries had no answer: the brokers deliver them again. A subscription
-        that goes with its consumer (`Subscription.ephemeral`) is deleted instead.
-        A call from one of its own handlers, or in a signal handler, returns 0 at once, so that the delivery
-        in hand can be answered too. The stop goes on in the background; other callers and the exit of the
-        interpreter wait for it. A further call waits for the same stop, and may shorten its wait for answers.
-        Raises RuntimeError on the consumer's own thread, and ConfigError for no number of seconds. In a
-        forked child it does nothing: open connections are the parent's.
+        timeout_s: the longest wait, in seconds; None: the grace_s of `run`, or DRAIN_S.
+        Returns the number of deliveries without an answer: the brokers redeliver them. An ephemeral
+        subscription (`Subscription.ephemeral`) is deleted instead.
+        A call from one of the consumer's own handlers, or in a signal handler, returns 0 at once, because the
+        stop also waits for that handler. The stop continues in the background; other callers and the exit of
+        the interpreter wait for it. A further call waits for the same stop, and may shorten it.
+        Raises RuntimeError on the consumer's own thread, and ConfigError if timeout_s is not a number of
+        seconds. In a forked child it does nothing: the connections belong to the parent.
         """
         timeout_s = None if timeout_s is None else checked_grace(timeout_s)
         arrivals = self._arrivals
@@ -293,10 +294,11 @@ class Consumer:
 
     # Receiving.
     def receive(self, timeout_s: float | None = None) -> Delivery | None:
-        """Wait for the next delivery; None after timeout_s, or when the consumer is stopped.
+        """Wait for the next delivery and return it; None after timeout_s, or when the consumer is stopped.
 
-        timeout_s: None for no bound; a negative one is 0. Raises ConfigError for no number of seconds, and
-        Stopped before the start, and in a thread that has had the None of a stop: else its loop would spin.
+        timeout_s: seconds; None: no limit; a negative number counts as 0.
+        Raises ConfigError if timeout_s is not a number of seconds. Raises Stopped before the start, and in a
+        thread to which a stopped consumer has returned None before: a loop without an end would spin.
         """
         delivery = self._receive(timeout_s)
         if delivery is None and self.status is not Status.RUNNING:
@@ -332,9 +334,10 @@ class Consumer:
             return delivery
 
     def receive_many(self, count_max: int, timeout_s: float | None = None) -> list[Delivery]:
-        """Wait for one delivery as `receive` does, and return it with all that are there, in order.
+        """Wait for one delivery as `receive` does; return it with all others that have arrived, in order.
 
-        At most count_max, 0 or more; none after timeout_s or a stop. Raises as `receive`.
+        count_max: the largest number of deliveries, 0 or more. Returns an empty list after timeout_s, or when
+        the consumer is stopped. Raises the errors of `receive`.
         """
         first = self.receive(timeout_s) if checked_most(count_max) else None
         found = [] if first is None else [first]
@@ -344,10 +347,10 @@ class Consumer:
         return found
 
     def pause(self) -> None:
-        """Hand out nothing until `resume`. Links stay open, and their buffers fill once.
+        """Hand out nothing until `resume`. Connections stay open, and each buffers up to its prefetch.
 
-        A broker takes deliveries back that wait for longer than its consumer timeout (30 minutes,
-        if not set otherwise): for a longer pause, stop.
+        A broker takes back deliveries that are not answered within its consumer timeout (30 minutes by
+        default): for a longer pause, stop the consumer.
         """
         self._set_paused(True)
 
@@ -393,13 +396,16 @@ class Consumer:
         time_limit_s: float | None = None,
         grace_s: float = DRAIN_S,
     ) -> int:
-        """Call handler for each delivery, in `concurrency` threads, until the consumer is stopped.
+        """Call the handler for each delivery, in `concurrency` threads, until the consumer is stopped.
 
-        A delivery is acked when its handler returns; it may return or raise `RetryLater`, `Park` or
-        `Reject` instead. When it raises anything else, `retry` says what follows; None is RetryPolicy().
-        time_limit_s: of one run; a longer one counts as failed, and its thread goes on beside a new one.
-        grace_s: how long handlers may take after a stop; deliveries without an answer by then come again.
-        Returns how many had not ended by then. KeyboardInterrupt stops the consumer.
+        A delivery is acked when its handler returns. The handler may return or raise `RetryLater`, `Park` or
+        `Reject` instead. Any other exception is a failed run.
+        retry: what happens after a failed run; None: `RetryPolicy()`.
+        time_limit_s: the longest duration of a run, in seconds. A longer run counts as failed; its thread
+        cannot be ended and is replaced.
+        grace_s: seconds that handlers may take to end after a stop. Deliveries without an answer by then are
+        redelivered.
+        Returns the number of runs that had not ended by then. KeyboardInterrupt stops the consumer.
         """
         self._running()[0].refuse_here()
         if is_coroutine_handler(handler):
@@ -443,23 +449,24 @@ class Consumer:
 
     # Answering.
     def ack(self, delivery: Delivery) -> bool:
-        """Tell the broker that the delivery is done with; sent with others, within a millisecond.
+        """Acknowledge the delivery. Acks of about a millisecond are sent together.
 
-        False: its link has ended meanwhile, or the consumer is stopped: the broker delivers it again;
-        counted as stale. With at_most_once it is answered already: True, and nothing is sent.
-        Raises AlreadySettled when this delivery was answered before.
+        Returns False if the connection of the delivery has ended, or the consumer is stopped: the broker
+        redelivers the message, and the ack counts as stale. With at_most_once the delivery is acked already:
+        it returns True and sends nothing.
+        Raises AlreadySettled if the application has answered this delivery before.
         """
         return self._answer(delivery, "ack")
 
     def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
-        """Give the delivery back, or (requeue=False) reject it into the parking queue.
+        """Return the delivery to its queue or, with requeue=False, reject it into the parking queue.
 
-        As `ack`; False with at_most_once, because the delivery cannot be given back any more.
+        Returns and raises as `ack` does; False with at_most_once, because the delivery is acked already.
         """
         return self._answer(delivery, "requeue" if requeue else "reject")
 
     def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
-        """Ack, and return when the broker has received it. After a crash it may still deliver again."""
+        """Ack, and return when the broker has received the ack. It may still redeliver after a crash."""
         thread, driver = self._running()
         if self._config.at_most_once:
             return True
@@ -478,10 +485,11 @@ class Consumer:
         reason: str = "",
         error: BaseException | None = None,
     ) -> bool:
-        """Have the delivery come again after a while, to this subscription only, as its next attempt.
+        """Deliver the message again after a delay, to this subscription only, as its next attempt.
 
-        after_s: rounded up to the steps that exist; 0 for at once. reason, error: kept with the copy,
-        without passwords. Returns as `ack_safe`, when the copy is stored and this delivery acked.
+        after_s: the delay in seconds, rounded up to a step of the delay ladder; 0: at once.
+        reason, error: stored with the message, without passwords.
+        Returns when the copy is stored and this delivery is acked, with the result of `ack_safe`.
         """
         delay_ms = checked_after(after_s, order=self._config.order)
         words = words_of(self._bus)
@@ -492,7 +500,7 @@ class Consumer:
         )
 
     def park(self, delivery: Delivery, *, reason: str, error: BaseException | None = None) -> bool:
-        """Put the delivery into the parking queue, with the reason. As `retry`."""
+        """Move the message to the parking queue, with the reason. Returns and raises as `retry` does."""
         words = words_of(self._bus)
         exception = "" if error is None else words.of(error)
         headers = park_headers(delivery, words.short(reason), exception)
@@ -578,11 +586,11 @@ class Consumer:
 
     # Questions.
     def keep_alive(self) -> bool:
-        """Return whether the links to all listed brokers are open. AMQP has no lease to renew."""
+        """Return whether the connections to all brokers of the list are open. AMQP has no lease to renew."""
         return self._running()[1].links.keep_alive()
 
     def stats(self) -> ConsumerStats:
-        """Return a snapshot, taken on the loop."""
+        """Return a snapshot."""
         thread, driver = self._running()
         if self.status is not Status.RUNNING or thread.is_own:
             return with_handling(driver.stats(), self._handlings)

@@ -156,14 +156,15 @@ class _End(Future[Published]):
 
 
 class Publisher:
-    """Publisher to whichever broker the balancer gives.
+    """Publisher that sends to one broker, chosen by the balancer, and changes it when that broker fails.
 
         with Publisher() as publisher:
             publisher.send_safe("orders", b"...")
 
-    Every accepted publish ends in exactly one `Outcome`. Any thread may call any method.
-    bus: None reads the environment, where nothing says localhost:5672; so does config then. spool: a folder,
-    or a `Spool`, for what no broker takes just now; None: as the config says.
+    Every accepted publish ends in exactly one `Outcome`. Thread: any thread may call any method.
+    bus: settings of the bus; None reads them, and those of `config`, from the environment. Without settings
+    the broker is localhost:5672.
+    spool: a folder, or a `Spool`, for messages that no broker takes at the moment; None: as the config.
     """
 
     def __init__(
@@ -189,12 +190,14 @@ class Publisher:
         return self._intake.status
 
     def start(self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Begin to dial. Without `require` a bus that is down is tried again in the background.
+        """Connect to a broker, in the background.
 
-        require: "one" insists on a link within timeout_s and raises NotReady otherwise. Raises ConfigError
-        when the spool's folder cannot be used, or a subscription that takes no batches (`plain`) would get
-        some; its name is told. That is not known while no agent answers.
-        Raises LoginRefused when user, password or virtual host are wrong and `require` is given.
+        require: "one": wait until there is a connection; None: return at once. Without brokers the publisher
+        tries again until it is stopped.
+        Raises NotReady if there is no connection within timeout_s, and LoginRefused if user, password or
+        virtual host are wrong, both only with `require`. Raises ConfigError if the folder of the spool cannot
+        be used, or if a subscription that accepts no batches (`plain`) would receive some; the agents are
+        asked for these, if one answers.
         """
         if require not in (None, "one"):
             raise ValueError(f"require={require!r}: None or 'one'")
@@ -207,19 +210,21 @@ class Publisher:
             raise
 
     def request_stop(self) -> None:
-        """Accept no more publishes: each further one, and each that waits for room, raises Stopped.
+        """Accept no more publishes: each further call, and each that waits for room, raises Stopped.
 
-        It never waits, so a signal handler may call it. Accepted publishes go on; `stop` waits for them.
+        It does not block, so a signal handler may call it. Accepted publishes go on; `stop` waits for them.
         """
         self._intake.request_stop()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Wait until open publishes are settled, then hang up. Returns how many got no known outcome.
+        """Wait for the outcome of accepted publishes, then disconnect.
 
-        Their futures say `unknown`, or `refused` for those that were never sent; so does the log. A further
-        call waits for the same stop. In a signal handler it returns 0 at once and goes on in the background;
-        the exit of the interpreter waits for it. Raises RuntimeError on the publisher's own thread, and
-        ConfigError for no number of seconds.
+        timeout_s: the longest wait, in seconds. Returns the number of publishes without a known outcome:
+        their futures end as `unknown`, or as `refused` if they were never sent; the log has their number. A
+        further call waits for the same stop. In a signal handler it returns 0 at once and continues in the
+        background; the exit of the interpreter waits for it.
+        Raises RuntimeError on the publisher's own thread, and ConfigError if timeout_s is not a number of
+        seconds.
         """
         timeout_s = checked_grace(timeout_s)
         if is_interrupting(self, __file__):
@@ -261,18 +266,20 @@ class Publisher:
         deliver_at: datetime | float | None = None,
         redundant: bool | str | None = None,
     ) -> Future[Published]:
-        """Accept a publish and return the future of its end, which never raises for an outcome.
+        """Accept a publish and return the future of its `Published`. The future raises for no outcome.
 
-        timeout_s: bounds the wait for room and the publish together; None takes the config's
-        deadline.
+        destination: a topic, such as ``orders``, or ``queue:jobs``. payload: a `Message`, bytes or text; any
+        other value is published as JSON.
+        timeout_s: limit in seconds for the wait for room and the publish together; None: the deadline of the
+        config.
         headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type, content_encoding, app_id:
-            as in `Message`; each that is given replaces that of a `Message` payload. A delayed message's
-            life (ttl_s) begins when it is due.
-        deliver_after_s, deliver_at: not before then, rounded up to a step of the delay ladder (1, 2, 5, 10
-            s ... 7 days); deliver_at: an aware datetime, or seconds since 1970. At most one of them.
-        redundant: True has two brokers confirm it, as the publisher's `redundancy` says; "required" or
-            "preferred" say it for this call; False: one broker. None: as the publisher's `redundant` says.
-        Raises BacklogFull, Stopped, NameInvalid or MessageInvalid; then nothing is sent.
+            as in `Message`; a given one replaces that of a `Message` payload. The ttl_s of a delayed message
+            begins when the message is due.
+        deliver_after_s, deliver_at: earliest time of delivery, rounded up to a step of the delay ladder (1,
+            2, 5, 10 s ... 7 days). deliver_at: an aware datetime, or seconds since 1970. At most one of them.
+        redundant: True: two brokers must confirm, according to the publisher's `redundancy`; "required",
+            "preferred": the same with this redundancy; False: one broker; None: the publisher's `redundant`.
+        Raises BacklogFull, Stopped, NameInvalid or MessageInvalid; nothing is sent then.
         """
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
@@ -301,7 +308,10 @@ class Publisher:
         deliver_at: datetime | float | None = None,
         redundant: bool | str | None = None,
     ) -> None:
-        """Accept a publish and forget it; how it ends is only counted. Raises as `submit`."""
+        """Accept a publish without waiting for its outcome, which is only counted in `stats`.
+
+        A message may be lost without an error: use `send_safe` where that matters. Raises as `submit`.
+        """
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
         self._accept(self._outgoing.read(destination, payload, given), None, None)
@@ -326,11 +336,11 @@ class Publisher:
         deliver_at: datetime | float | None = None,
         redundant: bool | str | None = None,
     ) -> Published:
-        """Publish and wait for the confirm: the message is then as safe as `Published.durability` says.
+        """Publish and wait for the confirm. `Published.durability` says what the message survives then.
 
-        With a spool it may end as spooled instead: safe on this host's disk. Raises as `submit`, and Refused,
-        Unroutable or Unknown when it ends otherwise. Where the destination's durability is `none` there is no
-        confirm: ConfigError, nothing is sent.
+        With a spool the publish may end as spooled instead: the message is on this host's disk.
+        Raises the errors of `submit`; Refused, Unroutable or Unknown if the publish has another outcome; and
+        ConfigError for a destination of durability `none`, which has no confirms.
         """
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
@@ -360,10 +370,11 @@ class Publisher:
         deliver_at: datetime | float | None = None,
         redundant: bool | str | None = None,
     ) -> list[Published]:
-        """Publish all in flight together; return their ends, in order. Raises as `submit`.
+        """Publish several payloads without waiting between them; return their results, in order.
 
-        timeout_s: for each of them. When one is not accepted, or payloads raises an error, that error is
-        raised after all before it have ended, and its attribute `ends` has their ends, in order.
+        payloads: an iterable of payloads of `submit`. timeout_s: limit of each publish, in seconds.
+        Raises the errors of `submit`. If a payload is not accepted, or the iterable raises an error, that
+        error is raised when all payloads before it have an outcome; its `ends` has their results, in order.
         """
         given = (headers, key, priority, ttl_s, correlation_id, reply_to, None, type,
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
@@ -397,16 +408,16 @@ class Publisher:
         return ends_or_raise(many.results(), failed)
 
     def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Wait until everything accepted so far is settled. Returns how many are not, in time."""
+        """Wait for the outcome of every accepted publish. Returns how many have none after timeout_s."""
         return self._running()[0].run(self._intake.flush(timeout_s))
 
     def refresh_connection(self) -> None:
-        """Dial anew through the balancer; in good order, nothing becomes unknown."""
+        """Open a new connection through the balancer and move to it; no publish becomes unknown."""
         thread, drivers = self._running()
         thread.call_soon(drivers.renew)
 
     def stats(self) -> PublisherStats:
-        """Return a snapshot; cheap."""
+        """Return a snapshot. Cost: some microseconds."""
         if self._drivers is None:
             raise Stopped("not started")
         return self._drivers.stats(extra_backlog=len(self._intake.inbox))
