@@ -101,30 +101,31 @@ _FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusConfig(_Settings):
-    """Addresses of the bus, and the identity of this client.
+    """Settings of the connections to the bus: addresses, login, TLS, the name of this client.
 
-    broker: the balancer's AMQP address as ``host:port``, or that of a single RabbitMQ; or an AMQP URL,
-        ``amqps://user:password@host:port/vhost``, which sets user, password, vhost and tls too, and of which
-        ``host:port`` stays here.
-    list_urls: addresses of the consumer list, tried in turn; empty means that `broker` is the only
-        broker, and the library declares queues by itself. MESSAGEBUS_LIST_URL, commas between several.
-    vhost: RabbitMQ's virtual host. user_file, password_file: hold the user and the password instead;
-    read again at every dial.
-    list_cache: file that keeps the last good list, so that a start without the balancer works.
-    cluster: a list that names another cluster is refused; "" accepts any.
-    broker_hosts_allowed: shell patterns; a list that names another host is refused; empty accepts any.
-    client_id: shown by brokers and agents; at most 200 printing ASCII characters. "": each client object
-        makes its own from host, process and a random part.
-    heartbeat_s: AMQP heartbeat, 0 turns it off.
-    dial_timeout_s: for TCP connect and AMQP handshake of a first try, together; doubled by each
-        failed try up to dial_timeout_max_s.
-    Relative paths of files mean the folder of the process when the config is made.
-    tls: everything is encrypted and verified, the list too; each dial checks that the certificate's name
-        is the host's own.
-    tls_ca_file: PEM of the authorities that are trusted; "" for the system's.
-    tls_cert_file, tls_key_file: PEM of our own certificate and its key; the key may stand with it.
-    tls_server_name: the name in certificates behind the balancer's address, where that is not its
-        host; sent as SNI, too.
+    broker: ``host:port`` of the balancer, or of a single RabbitMQ. Or an AMQP URL,
+        ``amqps://user:password@host:port/vhost``: it also sets user, password, vhost and tls, and `broker` is
+        its ``host:port`` then.
+    list_urls: addresses of the consumer list, tried in turn. Empty: `broker` is the only broker, and the
+        library declares queues itself. MESSAGEBUS_LIST_URL has them separated by commas.
+    user, password: the login. user_file, password_file: files that hold them instead; read again at every
+    new connection.
+    vhost: virtual host of RabbitMQ.
+    list_cache: file with the last valid list; a client can start from it without the balancer.
+    cluster: name of the cluster; the list of another cluster is refused. "": any.
+    broker_hosts_allowed: shell patterns of host names; a list with another host is refused. Empty: any.
+    client_id: name of this client for brokers and agents; at most 200 printable ASCII characters. "": each
+        client has its own, of host, process and a random part.
+    heartbeat_s: interval of AMQP's heartbeats in seconds; 0: none.
+    dial_timeout_s: seconds for TCP connect and AMQP handshake together, at the first try; each failed try
+        doubles them, up to dial_timeout_max_s.
+    Relative paths of files start at the working directory of the process when the config is created.
+    tls: True: every connection is encrypted and verified, also that of the list; the name in the
+        certificate must be that of the host.
+    tls_ca_file: trusted authorities, PEM; "": those of the system.
+    tls_cert_file, tls_key_file: certificate of this client and its key, PEM; one file may hold both.
+    tls_server_name: expected name in the certificates behind the balancer, if it is not the host of
+        `broker`; also sent as SNI.
     """
 
     _table: ClassVar[str] = "bus"
@@ -281,12 +282,12 @@ class BusConfig(_Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """Rules for packing messages of one destination into one AMQP message.
+    """Rules for packing several messages of one destination into one AMQP message.
 
-    count_max: messages in a batch at most. bytes_max: of all their bodies together, at most 15 MiB, because
-        RabbitMQ 4 takes messages of 16 MiB and each entry has properties too.
-    linger_s: how long a batch waits for more, below the publisher's deadline_s; 0 still packs the messages
-        that are waiting. A flush or a stop ends the wait.
+    count_max: the largest number of messages in a batch. bytes_max: the largest size of all their bodies;
+        at most 15 MiB, because RabbitMQ 4 accepts 16 MiB and each message has properties, too.
+    linger_s: seconds that a batch waits for more messages, less than the publisher's deadline_s. 0: no wait;
+        messages that are waiting are packed nevertheless. A flush or a stop ends the wait.
     """
 
     count_max: int = 50
@@ -306,13 +307,13 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Spool:
-    """Folder on this host for messages that no broker takes just now; docs/guides/spool.md.
+    """Disk spool: a folder on this host for messages that no broker takes now (docs/guides/spool.md).
 
-    path: the folder; each publisher has a sub-folder of its own in it, and takes over those of processes that
-        ended. bytes_max, messages_max: of one publisher, with what it took over; a message that does not
-        fit waits in memory, as without a spool.
-    after_s: how long no broker takes anything before messages go to the disk.
-    always: every message goes to the disk first, and from there to a broker.
+    path: the folder. Each publisher has its own sub-folder, and takes over those of processes that ended.
+    bytes_max, messages_max: limits of one publisher, including what it took over. A message that does not fit
+        waits in memory, as without a spool.
+    after_s: seconds without a broker before messages go to the disk.
+    always: True: every message is written to the disk first, and sent to a broker from there.
     """
 
     path: str | Path
@@ -350,21 +351,23 @@ def _is_path(text: str) -> bool:
 class PublisherConfig(_Settings):
     """Settings of a publisher.
 
-    window: publishes sent and not yet confirmed, on one link.
-    backlog_messages_max, backlog_bytes_max: accepted and not yet sent; a full backlog makes callers wait.
-    deadline_s: for one publish, from acceptance to outcome, over all retries.
-    attempts_max: how often one publish is sent at most.
-    retry_unknown: send a publish that a lost link left unknown again, under the same id.
-    connection_lifetime_s: a link is renewed through the balancer after that, within 20 % at random.
-    confirm_slow_s: a broker whose oldest open confirm is older than that is left for another one. On a
-        slow line the time counts from the last byte of the message.
+    window: the largest number of publishes sent and not yet confirmed, on one connection.
+    backlog_messages_max, backlog_bytes_max: limits of messages accepted and not yet sent. If the backlog is
+        full, callers wait.
+    deadline_s: seconds for one publish, from acceptance to outcome, including all retries.
+    attempts_max: the largest number of sends of one publish.
+    retry_unknown: True: a publish that a lost connection left unknown is sent again, with the same id.
+    connection_lifetime_s: seconds after which the connection is renewed through the balancer, varied at
+        random by up to 20 %.
+    confirm_slow_s: if the oldest confirm is outstanding for longer, the publisher moves to another broker. On
+        a slow line the time counts from the last byte of the message.
     batch: destination as text (``orders``, ``queue:jobs``) -> how its messages are packed; messages of
-        other destinations go one by one.
-    redundant: destinations as text whose messages two brokers have to confirm; a call may say otherwise.
+        other destinations are sent one by one.
+    redundant: destinations, as text, whose messages two brokers must confirm; a call may override it.
     redundancy: "required": without two confirms a publish is unknown. "preferred": one confirm is enough
-        where no second broker is to be had.
-    spool: where messages go while no broker takes them; None: they wait in memory until their deadline.
-        In a file or the environment a path, or a table as ``{path = "/var/spool/shop", always = true}``.
+        if there is no second broker.
+    spool: disk spool for messages that no broker takes; None: they wait in memory until their deadline.
+        In a file or the environment: a path, or a table, as ``{path = "/var/spool/shop", always = true}``.
     """
 
     _table: ClassVar[str] = "publisher"
@@ -414,21 +417,22 @@ class PublisherConfig(_Settings):
 class ConsumerConfig(_Settings):
     """Settings of a consumer.
 
-    handed_out_max: deliveries that the application holds unanswered, over all brokers together.
-    prefetch: deliveries that one broker may have under way to us, held or not; 1 to 2,000.
-    refresh_interval_s: the list is asked for again after that at the latest, changed or not.
-    consumer_timeout_s: the brokers' own setting of that name (1,800 unless an operator changed it): a
-        broker takes back a delivery that waits longer for its answer, with all else that this consumer
-        holds there. Deliveries that the application has not seen are given back before; a run near the
-        limit is logged.
-    at_most_once: answer before the handler sees a delivery; a crash, or a run that fails, then loses it.
-    dedup: URL of the store of deduplication, such as ``redis://…`` or ``sqlite:///…``; "" for none. Never
-        shown: it may hold a password. A consumer's own `dedup` goes before it; see docs/explanation/once.md.
-    order: "key": deliveries of one key are handed out one after the other, the next when the last is
-        answered; "partition": so are all of one broker; "none": see docs/explanation/order.md.
-    slots, slot, cover: with slots > 0 this consumer, number `slot` (from 0) of `slots` in its
-        subscription, takes only its share of the brokers; each broker is taken by `cover` of them.
-        For hundreds of brokers and consumers; 0 takes all.
+    handed_out_max: the largest number of unanswered deliveries in the application, of all brokers together.
+    prefetch: the largest number of unanswered deliveries of one broker, handed out or not; 1 to 2,000.
+    refresh_interval_s: the longest time between two requests for the consumer list, in seconds.
+    consumer_timeout_s: the brokers' setting of this name, in seconds (1,800 by default). A broker takes back
+        a delivery that is not answered in this time, and all others of this consumer there. The consumer
+        returns deliveries that the application has not seen before that, and logs a run near the limit.
+    at_most_once: True: deliveries are acked before the handler receives them. A crash or a failed run then
+        loses the message.
+    dedup: URL of the store of deduplication, such as ``redis://…`` or ``sqlite:///…``; "": none. Never
+        shown, because it may hold a password. The `dedup` of a consumer overrides it
+        (docs/explanation/once.md).
+    order: "key": deliveries of one key are handed out one after the other, each when the one before is
+        answered; "partition": the same for all deliveries of one broker; "none": docs/explanation/order.md.
+    slots, slot, cover: for hundreds of brokers and consumers. With slots > 0 this consumer, number `slot`
+        (from 0) of `slots` in its subscription, reads only its share of the brokers; `cover` consumers
+        read each broker. slots=0: it reads all brokers.
     """
 
     _table: ClassVar[str] = "consumer"

@@ -105,14 +105,14 @@ def _check_delivery_limit(limit: object, durability: Durability) -> None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Topic:
-    """Topic: every subscription gets a copy of each message.
+    """Topic: every subscription receives a copy of each message.
 
-    name: 1 to 120 of letters, digits and ``_ . -``. durability: what a confirmed message survives; the
-    queues of its subscriptions are of that kind. partitions: 1 to 1,024, for ever; each has one broker, its
-    home, and keeps the order of its keys through every change of brokers
-    (docs/explanation/order.md). 0: none. Names are then of 110 bytes at most. homes: set by the
-    agents. mqtt: whether what MQTT clients publish under its name comes to it
-    (docs/guides/stomp.md); None: as it is. Two topics are equal when their names are.
+    name: 1 to 120 characters, of letters, digits and ``_ . -``; at most 110 with partitions.
+    durability: what a confirmed message survives; it applies to all subscriptions of the topic.
+    partitions: 1 to 1,024, permanent; 0: none. Each partition has one broker, its home, and keeps the order
+    of its keys through every change of brokers (docs/explanation/order.md). homes: set by the agents.
+    mqtt: True: the topic receives what MQTT clients publish under its name (docs/guides/stomp.md); None:
+    leave it as it is. Two topics are equal if their names are.
     """
 
     name: str
@@ -151,12 +151,11 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Queue:
-    """Queue with one set of competing consumers.
+    """Queue: each message goes to one of its consumers.
 
-    name: as of a `Topic`. durability: what a confirmed message survives. delivery_limit: as of a
-    `Subscription`, as are plain and single_active. create: a publish to it makes it exist; without it the
-    publish is unroutable unless the queue was declared or consumed from before. Two queues are equal when
-    their names are.
+    name: as of a `Topic`. durability: what a confirmed message survives. delivery_limit, plain,
+    single_active: as of a `Subscription`. create: True: a publish creates the queue; False: a publish is
+    unroutable until the queue is declared or consumed. Two queues are equal if their names are.
     """
 
     name: str
@@ -200,20 +199,20 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Subscription:
-    """Named, durable reader of a topic; its consumers compete.
+    """Subscription of a topic: a copy of each message goes to one of its consumers.
 
-    name: as of a `Topic`. Its queues are of the topic's durability. single_active: one of its consumers
-    at a time is served, *on each broker*: with several brokers several consumers may be active,
-    each for other brokers.
-    expires_s: deleted on all brokers, with its messages, after this time without a consumer; 0:
-    never. Messages that an expiring subscription rejects are dropped: nothing of it outlives it, so it has
-    no parking queue. goes_with_consumer: its consumer deletes it when it stops; consumers that share it, or
-    come back to it, set expires_s only. delivery_limit: a message that came back
-    unanswered more often than that is parked, such as one that kills its consumer; deliveries that the
-    consumer held beside it as often are parked too. 0: never. plain: its consumers cannot read batches, so
-    publishers that batch to its topic are refused when they start. ordered: of a topic with partitions, it
-    keeps their order, in a queue for each; False: it has one on each broker, as without partitions. Two
-    subscriptions are equal when their names are.
+    topic: the topic, or its name. name: as of a `Topic`. Its durability is the topic's.
+    single_active: True: only one consumer at a time receives messages *from each broker*. With several
+    brokers several consumers may be active, each for other brokers.
+    expires_s: seconds without a consumer after which the subscription and its messages are deleted on all
+    brokers; 0: never. It has no parking queue then: rejected messages are dropped.
+    goes_with_consumer: True: its consumer deletes it at the stop. For a subscription that several consumers
+    share, or that a consumer uses again, set expires_s only.
+    delivery_limit: a message that returned without an answer more often than this is parked, such as one
+    that kills its consumer, together with deliveries that the consumer held as often beside it; 0: never.
+    plain: True: its consumers cannot read batches; publishers that batch to its topic fail at their start.
+    ordered: for a topic with partitions: True keeps their order, with a queue for each; False: one queue on
+    each broker, without order. Two subscriptions are equal if their names are.
     """
 
     topic: Topic
@@ -247,9 +246,9 @@ class Subscription:
 
     @classmethod
     def ephemeral(cls, topic: Topic | str, *, expires_s: int = EPHEMERAL_EXPIRES_S) -> Subscription:
-        """Make a new subscription for one consumer, with a name that nobody else has.
+        """Create a subscription with a unique name, for one consumer.
 
-        It is deleted when that consumer stops; if the consumer was cut off, after expires_s without use.
+        It is deleted when that consumer stops; if the consumer was killed, after expires_s without use.
         """
         parsed = topic if isinstance(topic, Topic) else parse_destination(topic)
         if not isinstance(parsed, Topic):

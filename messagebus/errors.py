@@ -97,7 +97,8 @@ class MessageBusError(Exception):
 
     docs: page and heading of its cause and remedy, such as ``#notready`` of docs/reference/errors.md; a
     traceback, a command and a log line name it. Empty for an error that has no heading there.
-    ends: of `send_many`, the ends of the payloads that were accepted before, in order; the rest was not sent.
+    ends: for an error of `send_many`, the results of the payloads that were accepted before, in order; the
+    other payloads were not sent.
     """
 
     docs: ClassVar[str] = ""
@@ -143,37 +144,38 @@ def docs_of(fault: BaseException) -> str:
 
 
 class ConfigError(MessageBusError, ValueError):
-    """Raised when a setting is wrong; the text names every faulty key and what is allowed."""
+    """Raised when a setting is invalid; the text names every invalid key and what each one accepts."""
 
 
 class BindingError(ConfigError):
-    """Raised when no payload can have the type of a handler's parameter, or it is unclear which gets it."""
+    """Raised when a handler cannot be called with a payload; the text names the handler and the parameter."""
 
 
 class NameInvalid(MessageBusError, ValueError):
-    """Raised when a name has a forbidden spelling; choose another name."""
+    """Raised when a topic, queue, subscription or key has an invalid name; the text says what is allowed."""
 
 
 class MessageInvalid(MessageBusError, ValueError):
-    """Raised when a message cannot be sent as it is; nothing was sent."""
+    """Raised when a message is invalid or too large; nothing was sent."""
 
 
 class WrongPayload(MessageBusError, TypeError):
-    """Raised when a message does not hold what was asked for; look at its content_type."""
+    """Raised when a body cannot be read as text, as JSON or by a codec; compare it with its content_type."""
 
 
 class Stopped(MessageBusError):
-    """Raised when a client is used before start() or after stop()."""
+    """Raised when a client is used before start() or after stop(); start a new client."""
 
 
 class NotReady(MessageBusError):
-    """Raised when start(require=...) was not fulfilled in time; the client is stopped again."""
+    """Raised when start(require=...) did not reach the brokers in time; the client has been stopped again."""
 
 
 class PublishError(MessageBusError):
-    """Raised when a publish did not end in a confirm; says which message, where to and how it ended.
+    """Raised when a publish was not confirmed.
 
-    destination: ``orders``, ``queue:jobs``.
+    message_id: of the message. destination: such as ``orders`` or ``queue:jobs``. outcome: how the publish
+    ended. reason: why, in words.
     """
 
     outcome: Outcome
@@ -188,7 +190,7 @@ class PublishError(MessageBusError):
 
 
 class Refused(PublishError):
-    """Raised when the broker refused the message (nack); it is not stored, publish again later."""
+    """Raised when the message is not stored: a broker rejected it, or it was not sent in time; try again."""
 
     outcome = Outcome.REFUSED
 
@@ -200,21 +202,24 @@ class Unroutable(PublishError):
 
 
 class Unknown(PublishError):
-    """Raised when no answer came: it may or may not be stored; publish again with the same id."""
+    """Raised when no confirm arrived: it may or may not be stored; publish again with the same message_id."""
 
     outcome = Outcome.UNKNOWN
 
 
 class BacklogFull(MessageBusError):
-    """Raised when the backlog had no room for timeout_s; nothing was accepted, try later."""
+    """Raised when the backlog was full for timeout_s; the message was not accepted, try again later."""
 
 
 class SpoolFull(BacklogFull):
-    """Raised when the backlog had no room and the spool took nothing: it is full, or its disk fails."""
+    """Raised when the backlog was full and the disk spool took nothing: it is full, or its disk fails."""
 
 
 class LinkError(MessageBusError):
-    """Raised when a link to a broker does not work. reason: why, for people. absent: nobody listens there."""
+    """Raised when a connection to a broker fails.
+
+    broker: ``host:port``. reason: why, in words. absent: True if nothing listens at this address.
+    """
 
     def __init__(self, broker: str, reason: str) -> None:
         super().__init__(f"{broker}: {reason}")
@@ -224,15 +229,15 @@ class LinkError(MessageBusError):
 
 
 class LinkLost(LinkError):
-    """Raised when a link could not be opened or ended; dial again."""
+    """Raised when a connection could not be opened, or has ended; repeat the call."""
 
 
 class LoginRefused(LinkError):
-    """Raised when user, password or virtual host are wrong; correct them, retrying does not help."""
+    """Raised when user, password or virtual host are wrong; correct the settings, repeating does not help."""
 
 
 class CertificateRefused(LoginRefused):
-    """Raised when one end does not trust the other's certificate; correct files, names or settings."""
+    """Raised when one end does not trust the other's certificate; correct the files, names or settings."""
 
 
 # AMQP's reply codes of a channel: no such queue or exchange; no right to it; it is another connection's own;
@@ -255,13 +260,13 @@ class ListError(MessageBusError):
 
 
 class ListUnavailable(ListError):
-    """Raised when no agent answered; keep the last list and ask again."""
+    """Raised when no agent answered; clients keep using the last list, repeat the call."""
 
 
 class ListInvalid(ListError):
-    """Raised when an answer is not a list; keep the last list and tell an operator.
+    """Raised when an answer is not a valid consumer list; clients keep using the last list.
 
-    line: 1-based number of the offending line, 0 when the whole answer is meant.
+    line: number of the line with the fault, from 1; 0 for the whole answer.
     """
 
     def __init__(self, reason: str, *, line: int = 0) -> None:
@@ -270,13 +275,13 @@ class ListInvalid(ListError):
 
 
 class TopologyError(MessageBusError):
-    """Raised when the wanted topics, queues and subscriptions could not be made."""
+    """Raised when topics, queues or subscriptions could not be created or found."""
 
 
 class RegistrationIncomplete(TopologyError):
-    """Raised when a broker may take publishes without the wanted queue; repeat it, or look at the brokers.
+    """Raised when a broker may accept publishes without the required queue; repeat the call.
 
-    missing: broker name -> reason, one entry per broker that stands in the way.
+    missing: broker -> reason, for each such broker.
     """
 
     def __init__(self, what: str, missing: Mapping[str, str]) -> None:
@@ -286,29 +291,29 @@ class RegistrationIncomplete(TopologyError):
 
 
 class TopologyMismatch(TopologyError):
-    """Raised when a queue or exchange exists with other arguments; the text shows both."""
+    """Raised when a queue, topic or subscription exists with other options; the text shows both."""
 
 
 class NotFound(TopologyError):
-    """Raised when a subscription or queue that is to be deleted does not exist; the text names it."""
+    """Raised when a subscription, queue or topic does not exist; the text names it."""
 
 
 class StoreAway(MessageBusError):
-    """Raised when a store did not carry out a call in time; it may have: repeat the call as it was."""
+    """Raised when a store did not answer a call in time; repeat the call unchanged, which is safe."""
 
 
 class AlreadySettled(MessageBusError):
-    """Raised when the application answers one delivery twice: a bug in the caller."""
+    """Raised when the application answers a delivery a second time: a bug in the application."""
 
 
 class RecordingFailed(MessageBusError):
-    """Raised when recorded events cannot be written; make room, or name another folder."""
+    """Raised when recorded events cannot be written or read; make room, or use another folder."""
 
 
 class ReplayGap(MessageBusError):
-    """Raised when a stream does not go on behind the last message that was read from it.
+    """Raised when a stream no longer has the messages behind a checkpoint.
 
-    broker: its name. reason: in words. lost: messages that are gone; None where that is not known.
+    broker: ``host:port``. reason: in words. lost: number of messages that are gone; None if not known.
     """
 
     def __init__(self, broker: str, reason: str, lost: int | None = None) -> None:

@@ -54,18 +54,20 @@ HIDDEN = "***"
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Policy for a delivery whose handler fails.
+    """Retry policy: what happens to a delivery whose handler failed.
 
-    attempts_max: runs of the handler, the first included; 1 to 1,000.
-    first_delay_s: before the second run; multiplied by `factor` before each further one, up to
-    delay_max_s. Delays are rounded up to the steps that exist (1, 2, 5, 10, 20, 30 s, ... 7 days).
-    jitter: a share of the delay, up or down at random, before rounding.
-    retry_on: exceptions that lead to another run. give_up_on: those that do not; wins over retry_on.
-    then: what happens after the last failed run: "park" keeps it in the parking queue, "drop" does not.
-        Where order is kept also "park-key": what follows with its key is parked, too, until it is redriven;
-        and "stop": nothing more of its key is handed out, and the worker is not ready.
-    where: of the next run: "ladder" delays a copy, which others overtake; "place" keeps the message where it
-        is, for 60 s at most, and what follows with its key waits. None: "place" where order is kept.
+    attempts_max: the largest number of runs, including the first; 1 to 1,000.
+    first_delay_s: seconds before the second run. Each further delay is `factor` times longer, up to
+    delay_max_s. Delays are rounded up to a step of the delay ladder (1, 2, 5, 10, 20, 30 s, ... 7 days).
+    jitter: share by which a delay is varied at random, up or down, before it is rounded.
+    retry_on: exceptions that lead to another run. give_up_on: exceptions that do not, even if they are in
+    retry_on.
+    then: what happens after the last failed run. "park": the message moves to the parking queue; "drop": it
+        is deleted. If order is kept, also "park-key": later messages of its key are parked, too, until they
+        are redriven; "stop": no more messages of its key are handed out, and the worker is not ready.
+    where: "ladder": a copy waits in the delay ladder, and other messages overtake it; "place": the message
+        waits in the consumer, at most 60 s, and later ones of its key wait behind it. None: "place" if order
+        is kept, otherwise "ladder".
     """
 
     attempts_max: int = 5
@@ -117,10 +119,11 @@ def _exception_faults(policy: RetryPolicy, key: str) -> list[str]:
 
 
 class RetryLater(Exception):
-    """Raised or returned by a handler that wants another run of this delivery.
+    """Raised or returned by a handler to have this delivery handled again.
 
-    after_s: the delay, rounded up to the steps that exist; None takes the policy's. It counts as an
-    attempt: after the last one the delivery ends as the policy's `then` says.
+    after_s: the delay in seconds, rounded up to a step of the delay ladder; None: the delay of the policy.
+    reason: stored with the message. The run counts as an attempt: after the last one `then` of the policy
+    applies.
     """
 
     def __init__(self, after_s: float | None = None, reason: str = "") -> None:
@@ -132,7 +135,7 @@ class RetryLater(Exception):
 
 
 class Park(Exception):
-    """Raised or returned by a handler that wants this delivery in the parking queue, now."""
+    """Raised or returned by a handler to move this delivery to the parking queue at once."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -140,7 +143,7 @@ class Park(Exception):
 
 
 class Reject(Exception):
-    """Raised or returned by a handler that wants no further run; it ends as the policy's `then` says."""
+    """Raised or returned by a handler to have no further run; `then` of the retry policy applies."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -60,17 +60,18 @@ NO_HEADERS: Mapping[str, Header] = MappingProxyType({})
 class Message:
     """Message to publish.
 
-    body: at most BODY_BYTES_MAX bytes. content_type: its type; readers rely on it.
-    message_id: 1 to 255 bytes; "" lets the publisher make one, once, kept through every retry.
-    headers: names that do not start with ``mb-``, and none by which brokers route or count (CC, BCC,
-        x-death ...); no floats, which AMQP clients read differently; at most HEADERS_BYTES_MAX in all.
-        Never mutated.
-    key: groups messages that must keep their order; 0 to 255 bytes of UTF-8.
-    priority: 0 to 9, honoured where the broker can (quorum queues of RabbitMQ 3 cannot).
+    body: at most BODY_BYTES_MAX bytes. content_type: media type of the body; readers decode by it.
+    message_id: 1 to 255 bytes; "": the publisher generates one. Every retry and copy has the same id.
+    headers: name -> value. Names must not start with ``mb-``, nor be names by which brokers route or count
+        (CC, BCC, x-death ...). No floats, which AMQP clients read differently. At most HEADERS_BYTES_MAX
+        in all. Never mutated.
+    key: messages of one key keep their order; 0 to 255 bytes of UTF-8; "": no key.
+    priority: 0 to 9; None: none. Quorum queues of RabbitMQ 3 ignore it.
     correlation_id, reply_to, type, app_id: as in AMQP, for the application's own use.
-    content_encoding: coding of the body, as ``gzip``; the library neither packs nor unpacks it. A charset
-        there, as Spring writes it, counts where content_type has none.
-    ttl_s: the broker may drop it unread after that, to the ms; at most 4,294,967 s; None keeps it.
+    content_encoding: coding of the body, such as ``gzip``; the library neither compresses nor decompresses.
+        A charset there, as Spring writes it, is used if content_type has none.
+    ttl_s: seconds, to the millisecond, after which brokers may drop the unread message; at most 4,294,967;
+        None: never.
     """
 
     body: bytes
@@ -120,7 +121,7 @@ class Message:
         content_encoding: str = "",
         app_id: str = "",
     ) -> Message:
-        """Make a message of a text. Raises MessageInvalid for half a surrogate pair."""
+        """Create a message from a text. Raises MessageInvalid for half a surrogate pair."""
         fields = (message_id, headers, key, priority, correlation_id, reply_to, type, ttl_s,
                   content_encoding, app_id)  # fmt: skip
         return _with_fields(_encoded("text", text), TEXT, fields)
@@ -141,9 +142,9 @@ class Message:
         content_encoding: str = "",
         app_id: str = "",
     ) -> Message:
-        """Make a message of a value as JSON: dicts, lists, dataclasses, pydantic's models, dates, Decimal.
+        """Create a message from a value, as JSON: dicts, lists, dataclasses, pydantic models, dates, Decimal.
 
-        A time without a zone is written without one, and a set as a list in no order.
+        A time without a time zone is written without one, a set as a list in arbitrary order.
         Raises MessageInvalid for a value that JSON cannot represent.
         """
         try:
@@ -170,29 +171,29 @@ class Message:
         content_encoding: str = "",
         app_id: str = "",
     ) -> Message:
-        """Make a message of bytes."""
+        """Create a message from bytes."""
         fields = (message_id, headers, key, priority, correlation_id, reply_to, type, ttl_s,
                   content_encoding, app_id)  # fmt: skip
         return _with_fields(body, BINARY, fields)
 
     def as_text(self) -> str:
-        """Return the text. Raises WrongPayload unless content_type and the bytes are a text."""
+        """Return the body as text. Raises WrongPayload unless content_type and the bytes are a text."""
         if not self._media_type.startswith("text/"):
             raise WrongPayload(f"not a text: content_type is {self.content_type!r}")
         return decode_text(self.body, self.content_type, self.content_encoding)
 
     def as_json(self) -> Any:
-        """Return the decoded value. Raises WrongPayload unless content_type and the bytes are JSON.
+        """Return the body, decoded from JSON. Raises WrongPayload unless content_type and the bytes are JSON.
 
         content_type: application/json, text/json, one that ends in +json, or none. The body is in UTF-8,
-        or in the charset that the content type or content_encoding names.
+        or in the charset that content_type or content_encoding names.
         """
         if self.content_type and not is_json(self.content_type):
             raise WrongPayload(f"not JSON: content_type is {self.content_type!r}")
         return decode_json(json_in_utf8(self.body, self.content_type, self.content_encoding))
 
     def as_binary(self) -> bytes:
-        """Return the bytes. Raises WrongPayload when content_type says text or JSON."""
+        """Return the body as bytes. Raises WrongPayload if content_type is text or JSON."""
         if self._media_type.startswith("text/") or is_json(self.content_type):
             raise WrongPayload(f"not binary: content_type is {self.content_type!r}")
         return self.body
@@ -277,14 +278,13 @@ class Reading(Protocol):
 
 
 class Delivery:
-    """Message as it arrived. Read-only; compared by identity.
+    """Message that a consumer received. Read-only; compared by identity.
 
-    receipt: where the answer goes; valid for one answer while that link lives.
-    source: the subscription or queue it was consumed from.
-    redelivered: the broker handed it out before (to anyone): it may be a duplicate.
-    received_ns: time.monotonic_ns() when it arrived.
-    body: its bytes. message: all of it; decoded when it is first asked for.
-    attempt: number of this run of a handler, from 1. age_s: time since its first publish, to the second.
+    receipt: the address of its answer. source: the subscription or queue that it was received from.
+    redelivered: True if the broker has delivered it before, to any consumer: it may be a duplicate.
+    received_ns: time.monotonic_ns() of its arrival.
+    body: bytes of the message. message: the whole message; decoded at the first access.
+    attempt: number of the handler's run, from 1. age_s: seconds since its first publish.
     """
 
     # Names with an underscore belong to the library's drivers (`_io.consume`).
@@ -312,7 +312,7 @@ class Delivery:
         received_ns: int = 0,
         attempt: int = 1,
     ) -> None:
-        """Make a delivery for an application's tests; those that arrive are made by the transport."""
+        """Create a delivery for tests of an application; consumers create all others."""
         self._ledger = Ledger(receipt.broker, receipt.epoch)
         self._tag, self._part = receipt.tag, receipt.part
         self.source, self.redelivered, self.received_ns = source, redelivered, received_ns
@@ -355,7 +355,7 @@ class Delivery:
 
     @property
     def message(self) -> Message:
-        """The whole message as published; decoded when it is first asked for."""
+        """The whole message as published; decoded at the first access."""
         if self._message is None:
             assert self._reading is not None
             self._message = self._reading.message(self._properties, self.body)
@@ -363,51 +363,51 @@ class Delivery:
 
     @property
     def message_id(self) -> str:
-        """The publisher's id, the same in every copy."""
+        """The id of the message, the same in every copy and duplicate."""
         if self._message is not None or self._reading is None:
             return self.message.message_id
         return self._reading.message_id(self._properties)
 
     @property
     def content_type(self) -> str:
-        """The publisher's content type; "" when it gave none."""
+        """The media type of the body; "" if the publisher gave none."""
         if self._message is not None or self._reading is None:
             return self.message.content_type
         return self._reading.content_type(self._properties)
 
     @property
     def content_encoding(self) -> str:
-        """The coding of the body, as ``gzip``; "" for none."""
+        """The coding of the body, such as ``gzip``; "" for none."""
         if self._message is not None or self._reading is None:
             return self.message.content_encoding
         return self._reading.content_encoding(self._properties)
 
     @property
     def key(self) -> str:
-        """The publisher's key; "" for none."""
+        """The key of the message; "" for none."""
         if self._message is not None or self._reading is None:
             return self.message.key
         return self._reading.key(self._properties)
 
     @property
     def headers(self) -> Mapping[str, Header]:
-        """The headers of the application that published it."""
+        """The headers that the publishing application set."""
         return self.message.headers
 
     @property
     def attempt(self) -> int:
-        """The number of the handler's run that it is for: 1 at the first."""
+        """The number of the handler's run that this delivery is for: 1 for the first run."""
         number = self._library_headers.get(ATTEMPT_HEADER)
         return min(number, ATTEMPT_MAX) if type(number) is int and number > 0 else 1
 
     @property
     def age_s(self) -> float:
-        """The seconds since its first publish; never negative; as exact as the clocks of both ends."""
+        """Seconds since its first publish, never negative; as exact as the clocks of both hosts."""
         return max(0.0, time.time() - self.first_ms / 1000)
 
     @property
     def first_ms(self) -> int:
-        """The time of its first publish in ms since 1970; the time it arrived, if nothing says so."""
+        """The time of its first publish, in ms since 1970; the time of its arrival if that is unknown."""
         first_ms = self._library_headers.get(FIRST_HEADER)
         if type(first_ms) is int and 0 < first_ms <= FIRST_MS_MAX:
             return first_ms
@@ -430,25 +430,26 @@ class Delivery:
 
     @property
     def receipt(self) -> Receipt:
-        """The address of the answer; valid for one answer while that link lives."""
+        """The address of the answer; valid for one answer, while its connection is open."""
         return Receipt(self._ledger.broker, self._ledger.epoch, self._tag, self._part)
 
     @property
     def broker(self) -> str:
-        """``host:port`` of the broker that delivered."""
+        """``host:port`` of the broker that delivered it."""
         return self._ledger.broker.partition(SEGMENT_MARK)[0]
 
     @property
     def partition(self) -> int:
-        """The partition of its topic; -1 without partitions."""
+        """The number of its partition; -1 for a topic without partitions."""
         segment = self._ledger.broker.partition(SEGMENT_MARK)[2]
         return int(segment.partition(".")[0]) if segment else -1
 
     @property
     def fence(self) -> int:
-        """A number that grows with each consumer that is served its partition; 0 without `Dedup(fence=True)`.
+        """A number that rises with each consumer that receives its partition; 0 without `Dedup(fence=True)`.
 
-        For conditional writes, which refuse who was cut off: `... WHERE fence <= 17`.
+        Use it in conditional writes, `... WHERE fence <= 17`: they refuse the write of a consumer that has
+        lost the partition.
         """
         return self._ledger.fence
 

@@ -132,13 +132,13 @@ def _ends(until: str | Checkpoint | None, topic: Topic) -> Mapping[str, Position
 
 
 class AsyncReplay:
-    """Replay of a topic for asyncio, on the loop where it is first iterated.
+    """Replay of a topic for asyncio, on the event loop where it is first iterated.
 
         async with AsyncReplay(bus, "orders", since=timedelta(hours=2)) as replay:
             async for message in replay:
                 ...
 
-    Settings and errors as of `Replay`. A wait for the next message may be cancelled: the next one goes on.
+    Settings and errors as of `Replay`. If a wait for the next message is cancelled, no message is lost.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class AsyncReplay:
         self._is_over, self._failed = False, ""
 
     def checkpoint(self) -> Checkpoint:
-        """Return how far it was read: up to the message that was returned last, on each broker."""
+        """Return the position behind the last message that was returned, on each broker."""
         return self._reading.checkpoint()
 
     async def __aenter__(self) -> Self:
@@ -171,7 +171,7 @@ class AsyncReplay:
         await self.stop()
 
     async def stop(self) -> None:
-        """End it, also for a task that waits for its next message; repeated calls do nothing."""
+        """End the replay, also for a task that waits for a message; further calls do nothing."""
         self._is_over = True
         driver, self._driver = self._driver, None
         if driver is not None:
@@ -248,25 +248,25 @@ async def _stop(driver: ReplayDriver) -> int:
 
 
 class Replay:
-    """Replay of a topic: an iterator over its messages, from all brokers of the list.
+    """Replay of a topic: an iterator over its stored messages, from all brokers.
 
         for message in Replay(bus, "orders", since=timedelta(hours=2)):
             handle(message.body)
 
     since: "first", "next", an aware datetime, a timedelta before now, or the `checkpoint` of an earlier one.
-    until: "now" ends with the last message that is stored when a broker is reached; None goes on for ever; a
-        checkpoint names the last stored message of each broker that is read, without a consumer list.
-    on_gap: what happens where a stream does not go on behind a checkpoint: "raise" a `ReplayGap`, or go on by
-        "time", a minute before the last message, with repetitions and a warning.
-    prefetch: messages on their way from each broker; as many are held in memory twice.
-    away_s: time in s for which a broker may be out of reach, before NotReady; None waits for ever.
-    key: only messages with this key. Of a partitioned topic only their home is read, and they are in order;
-        of a partition that has moved, all brokers.
+    until: "now": end with the last message that a broker has when it is first reached; None: wait for later
+        messages; a checkpoint: the last message of each broker to read, without a consumer list.
+    on_gap: what happens if messages behind the checkpoint are gone: "raise": raise `ReplayGap`; "time":
+        continue a minute before the time of the last message, with repetitions and a warning.
+    prefetch: the largest number of unread messages of each broker; memory holds up to twice as many.
+    away_s: seconds for which a broker may be unreachable before NotReady is raised; None: no limit.
+    key: only messages with this key. For a topic with partitions only the key's home is read, in order; if
+        its partition has moved, all brokers are read.
 
-    The order is that of each broker. A message that was published twice comes twice, with one id. Raises
-    ChannelRefused 404 where the topic has no stream, 403 where the user may not read it, and LoginRefused.
-    Behind an error each further message raises Stopped.
-    One thread at a time; it runs on a thread of its own.
+    Messages are in the order of each broker. A message that was published twice is read twice, with one id.
+    Raises ChannelRefused with code 404 if the topic has no stream, with 403 if the user must not read it, and
+    LoginRefused. After an error every further call raises Stopped.
+    Thread: one thread at a time may call it.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class Replay:
         self._loop: LoopThread | None = None
 
     def checkpoint(self) -> Checkpoint:
-        """Return how far it was read: up to the message that was returned last, on each broker."""
+        """Return the position behind the last message that was returned, on each broker."""
         return self._inner.checkpoint()
 
     def __enter__(self) -> Self:
@@ -306,7 +306,7 @@ class Replay:
         self.stop()
 
     def stop(self) -> None:
-        """End it; repeated calls do nothing."""
+        """End the replay; further calls do nothing."""
         self._inner._is_over = True
         loop, self._loop = self._loop, None
         if loop is not None and loop.is_here:

@@ -74,14 +74,15 @@ LOGGED_EVERY = 100
 class RelayConfig:
     """Settings of a relay.
 
-    batch: rows of one read, 1 to 10,000. held_max: rows in memory; held_bytes_max: of their bodies, and one
-        body more. in_flight_max: publishes without an end; one of each key.
-    poll_s: wait between reads while there is nothing to do. lease_s: a relay that ended without a word is
-        replaced after that. attempts_max: failures of a row before it is parked.
-    publish_timeout_s: of one publish; afterwards the row goes out again.
-    key_waits: rows of a key wait behind one that failed; False lets them pass, and gives up their order.
-    notify: listen to the database's notifications, beside polling; PostgreSQL only, needs a direct
-    connection.
+    batch: rows of one read, 1 to 10,000. held_max, held_bytes_max: the largest number of rows in memory,
+        and the size of their bodies; one body may exceed it. in_flight_max: publishes at the same time; at
+        most one of each key.
+    poll_s: seconds between two reads while no row waits. lease_s: seconds after which another relay replaces
+        one that crashed. attempts_max: failures of a row before it is parked.
+    publish_timeout_s: limit of one publish, in seconds; after it the row is published again.
+    key_waits: True: the rows of a key wait behind a failed one; False: they pass it, so the key has no order.
+    notify: True: also wait for notifications of the database, which shortens the delay; PostgreSQL only, with
+        a direct connection.
     """
 
     batch: int = 500
@@ -129,7 +130,8 @@ class AsyncRelay:
         async with AsyncRelay("postgresql://shop@db/shop", BusConfig.from_env(os.environ)):
             ...
 
-    Any number of relays of one outbox may run; they share its keys. It belongs to the loop of `start`.
+    Any number of relays of one outbox may run; they divide its keys among them. Thread: call it on the event
+    loop of `start`.
     """
 
     def __init__(
@@ -144,8 +146,9 @@ class AsyncRelay:
     ) -> None:
         """database: ``postgresql://``, ``mysql://`` or ``sqlite:///path``.
 
-        bus: or a `MemoryBus`, or a publisher that the caller starts and stops. publisher, hooks: of the
-        publisher that it makes. Raises ConfigError, also for a publisher with a spool.
+        bus: settings of the bus, a `MemoryBus`, or a publisher that the caller starts and stops.
+        publisher, hooks: settings and hooks of the publisher that the relay creates.
+        Raises ConfigError, also for a publisher with a spool.
         """
         self._config = config or RelayConfig()
         self._address = Address.parse(database)
@@ -199,9 +202,9 @@ class AsyncRelay:
     async def start(
         self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S
     ) -> None:
-        """Begin to relay. Without `require` database and brokers may be away; they are tried again.
+        """Begin to relay. Without `require`, the relay waits for a database and brokers that do not answer.
 
-        require: "one" insists on the tables and on a link to a broker. Raises NotReady, ConfigError.
+        require: "one": the tables must exist and one broker must answer. Raises NotReady or ConfigError.
         """
         if self._status is not Status.INITIALIZED:
             raise Stopped(f"a relay starts once; this one is {self._status.value}")
@@ -236,21 +239,21 @@ class AsyncRelay:
         log.error("relay failed database=%s", self._address.shown, exc_info=fault)
 
     async def ended(self) -> BaseException:
-        """Wait until it ends although nobody stopped it, and return why."""
+        """Wait until the relay ends without a stop, and return the error."""
         await self._ended.wait()
         assert self._failed is not None
         return self._failed
 
     async def check(self) -> None:
-        """Look whether the database answers and has the tables. Raises ConfigError, or NotReady."""
+        """Check that the database answers and has the tables. Raises ConfigError or NotReady."""
         await check_tables(self._session, self._table)
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Read no more, wait up to timeout_s for what was sent, tell the database, let the shards go.
+        """Read no more rows, wait for the publishes in progress, record them in the database, disconnect.
 
-        Returns how many rows were sent and got no end in time; they go out again, under their ids. A caller
-        that is cancelled leaves the stop running; a further call waits for it. Raises ConfigError for no
-        number of seconds.
+        timeout_s: the longest wait, in seconds. Returns the number of rows sent and without an outcome:
+        they are published again, with the same ids. If the caller is cancelled, the stop continues; a further
+        call waits for it. Raises ConfigError if timeout_s is not a number of seconds.
         """
         timeout_s = checked_grace(timeout_s)
         if not self._ending.has_begun:
@@ -285,9 +288,9 @@ class AsyncRelay:
         await self.stop()
 
     async def drained(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """Wait until every committed row was published, waits after a failure, or is parked.
+        """Wait until every committed row is published, waits after a failure, or is parked.
 
-        Returns False when that did not come within timeout_s; a database that is away is asked again.
+        Returns False if that takes longer than timeout_s. If the database does not answer, it is asked again.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -305,7 +308,7 @@ class AsyncRelay:
             return True
 
     def faults(self) -> list[str]:
-        """Return what keeps rows from going out; any thread may ask."""
+        """Return the reasons why no rows are published; empty if there are none. Any thread may call it."""
         faults = []
         if self._status is not Status.RUNNING:
             faults.append(f"the relay is {self._status.value}")
@@ -587,7 +590,7 @@ def _is_unsent(published: Published) -> bool:
 
 
 class Relay:
-    """`AsyncRelay` in a thread of its own, with the same methods. Any thread may call them.
+    """`AsyncRelay` on a thread of its own, with the same methods. Thread: any thread may call them.
 
     with Relay("sqlite:///shop.db", BusConfig.from_env(os.environ)):
         ...
@@ -637,7 +640,7 @@ class Relay:
         return left
 
     def drained(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """Wait until every committed row was published, as `AsyncRelay.drained` does."""
+        """Wait until every committed row is published, as `AsyncRelay.drained` does."""
         if self._thread is None:
             raise Stopped("the relay was not started")
         return self._thread.run(self._relay.drained(timeout_s))

@@ -87,18 +87,21 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dedup:
-    """Deduplication of a consumer: each message's handler ends well once.
+    """Deduplication of a consumer: the handler of each message succeeds at most once.
 
-    store: a Store, or the URL of one (`open_store`).
-    remember_s: life of a record after its last change; above the longest time that a broker may be away.
-    lease_s: a crashed process blocks its messages for so long.
-    on_store_away: "wait" hands out nothing until the store is back; "run" runs handlers without it, counted.
-    too_old: "run" or "park" messages that are older than remember_s and unknown to the store.
-    deferred_max: deliveries held while another consumer runs their copy; others go through the delay ladder.
-    store_timeout_s: for one call; a slower store is away.
-    unended_max: runs of one message that may begin and never end, as in a crash, before it is parked; the
-    last three are made beside no other such run.
-    fence: have the store count the links over which something was delivered, for `Delivery.fence`.
+    store: a store, or its URL (`open_store`).
+    remember_s: seconds that a record is kept after its last change. It must exceed the longest time for which
+    a broker may be down.
+    lease_s: seconds for which a crashed process blocks the messages that it was handling.
+    on_store_away: what happens while the store does not answer. "wait": nothing is handed out; "run":
+    handlers run without deduplication, and such runs are counted.
+    too_old: what happens to messages that are older than remember_s and have no record: "run" or "park".
+    deferred_max: the largest number of deliveries that wait here while another consumer handles their
+    duplicate; further ones wait in the delay ladder.
+    store_timeout_s: limit of one call, in seconds.
+    unended_max: number of runs of one message that may begin and never end, as in a crash, before it is
+    parked; each of the last three runs alone.
+    fence: True: the store counts the consumers that receive a partition, for `Delivery.fence`.
     """
 
     store: Store | str | Secret
@@ -141,11 +144,11 @@ class Dedup:
 
     @property
     def rule(self) -> Rule:
-        """The terms of its claims."""
+        """The limits of its claims, as the core has them."""
         return Rule(self.lease_s * 1_000, self.remember_s * 1_000, self.unended_max)
 
     def opened(self) -> Store:
-        """Return the store; one that was given as a URL is made anew, and the caller closes it."""
+        """Return the store. If it was given as a URL, a new one is opened, and the caller closes it."""
         return open_store(self.store) if isinstance(self.store, str | Secret) else self.store
 
 
