@@ -27,11 +27,10 @@ _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 class Hooks:
     """Methods that are called for each message; each does nothing until a subclass overrides it.
 
-    Several hooks of one client are called in their order. They must be quick and never wait: some are
-    called on the loop that serves all links. When one raises anything, SystemExit included, this is logged,
-    and the message goes its way without the hook's addition; telemetry never loses a message. Only a
-    KeyboardInterrupt of the main thread is passed on. One object may serve any number of clients, on several
-    threads at once.
+    The hooks of one client are called in their order. They must not block: some are called on the event loop
+    that serves all connections. If a hook raises anything, SystemExit included, the client logs it and goes
+    on without what the hook would have added: a hook never loses a message. Only a KeyboardInterrupt on the
+    main thread is passed on. One object may serve any number of clients, on several threads at once.
     """
 
     __slots__ = ()
@@ -39,22 +38,22 @@ class Hooks:
     def publishing(self, destination: str, message: Message) -> Message:
         """Return the message that is about to be published, or a copy with headers added.
 
-        destination: as ``orders`` or ``queue:jobs``. message: has its id already; only the headers of the
-        returned message count. On the caller's thread, in its context.
+        destination: such as ``orders`` or ``queue:jobs``. message: it has its id already. Of the returned
+        message only the headers are used. Thread: the caller's, in its context.
         """
         return message
 
     def published(self, destination: str, message: Message, published: Published) -> None:
-        """Take note of a publish's end: once for each `publishing`, with the very object it returned.
+        """Called with the result of a publish, once for each `publishing`, with the message that it returned.
 
-        A publish that was never accepted (BacklogFull, Stopped) ends as refused. On the loop's thread, or
-        where the call ended.
+        A publish that was not accepted (BacklogFull, Stopped) ends as refused. Thread: the client's, or that
+        of the call.
         """
 
     def spooled(self, destination: str, published: Published) -> None:
-        """Take note that a broker confirmed a message of the spool, perhaps of an earlier process.
+        """Called when a broker has confirmed a message of the spool, perhaps of an earlier process.
 
-        Its `published` was told before, with the outcome SPOOLED. On the loop's thread.
+        `published` was called before, with the outcome SPOOLED. Thread: the client's.
         """
 
     def publishing_many(self, destination: str) -> AbstractContextManager[None]:
@@ -75,17 +74,18 @@ class Hooks:
         return _all([self.handling(delivery) for delivery in deliveries])
 
     def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
-        """Take note of a run that has ended and of its delivery's answer.
+        """Called when a run of a handler has ended and its delivery is answered.
 
-        answer: ``ack``, ``retry``, ``park``, ``drop``, or ``stale``: its link had ended, so the broker
-        delivers it again. error: the exception of the handler, if it raised one.
+        answer: ``ack``, ``retry``, ``park``, ``drop``, or ``stale``: the connection had ended, so the broker
+        redelivers the message. error: the exception of the handler; None if it raised none.
         """
 
     def deduplicated(self, delivery: Delivery, verdict: str) -> None:
-        """Take note of a delivery that no handler gets now, because of deduplication.
+        """Called for a delivery that no handler receives now, because of deduplication.
 
-        verdict: ``duplicate``: acked, because its message had ended before; ``deferred``: too many wait for
-        runs elsewhere, it comes again later; ``park``: too many of its runs never ended, or it is too old.
+        verdict: ``duplicate``: acked, because a run of its message had succeeded; ``deferred``: too many
+        deliveries wait for runs in other consumers, so it is delivered again later; ``park``: too many of its
+        runs never ended, or it is too old.
         """
 
 

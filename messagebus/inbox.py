@@ -45,10 +45,10 @@ def table_missing(table: str, dialect: str) -> ConfigError:
 
 
 class Once:
-    """One message of one subscription, as a handler's parameter: done at most once in a database.
+    """Parameter of a handler that makes the effect of its message in a database happen at most once.
 
-    Of one run of the handler; any thread. A note is kept for `remember_s` at least; only a SqlStore on the
-    same database drops old ones. is_duplicate: what `begin` found; None before.
+    It belongs to one run of the handler. Thread: any. Records are kept for at least `remember_s`; only a
+    SqlStore on the same database deletes old ones. is_duplicate: the result of `begin`; None before.
     """
 
     def __init__(self, key: bytes, *, remember_s: int = REMEMBER_S) -> None:
@@ -62,7 +62,7 @@ class Once:
 
     @classmethod
     def of(cls, subscription: str, message_id: str, *, remember_s: int = REMEMBER_S) -> Self:
-        """Make it from the names, as a test or a program without handlers does."""
+        """Create it from a subscription and a message id, for tests and programs without handlers."""
         return cls(key_of(subscription, message_id), remember_s=remember_s)
 
     @overload
@@ -70,16 +70,17 @@ class Once:
     @overload
     def begin(self, connection: Connection) -> bool: ...
     def begin(self, connection: AsyncConnection | Connection) -> Awaitable[bool] | bool:
-        """Note in the caller's transaction that the message is done; awaited for an asyncio connection.
+        """Record in the caller's transaction that the message is done; awaited for an asyncio connection.
 
-        Returns False when it is done already: change nothing then. While another copy's transaction is open
-        it waits for its end, as long as the database lets it. The commit, or the rollback, is the caller's;
-        after a rollback the message runs again. Call it once, before the first change.
+        Call it once, before the first change. Returns False if the message is done already: change nothing
+        then. While the transaction of a duplicate is open, the call waits for its end, up to the limit of the
+        database. The caller commits or rolls back; after a rollback the message is handled again.
 
         connection: of sqlite3, aiosqlite, psycopg, asyncpg or PyMySQL, SQLAlchemy's Connection, Session,
         AsyncConnection or AsyncSession, or Django's connection.
-        Raises ConfigError for any other object, outside of a transaction, and when the table does not exist.
-        The driver's errors pass: a deadlock or a serialization failure ends the transaction, and so this run.
+        Raises ConfigError for any other object, outside of a transaction, and if the table does not exist.
+        Errors of the driver are passed on: a deadlock or serialization failure ends the transaction and the
+        run.
         """
         found = recognise(connection)
         about = dialect_named(found.dialect)

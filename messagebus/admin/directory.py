@@ -66,11 +66,11 @@ def declare(
     *,
     timeout_s: float = DECLARE_TIMEOUT_S,
 ) -> Registration:
-    """Make topics, subscriptions and queues exist on every broker, settled.
+    """Create topics, subscriptions and queues on every broker; existing ones stay as they are.
 
-    wanted: a list, or one of them; also as text: ``orders``, ``orders/billing``, ``queue:jobs``. Existing
-    ones stay as they are.
-    Raises RegistrationIncomplete (it names the brokers), TopologyMismatch, LoginRefused, NameInvalid.
+    It returns when every broker has them on disk. wanted: one of them or a list, as objects or as text:
+    ``orders``, ``orders/billing``, ``queue:jobs``. timeout_s: the longest wait, in seconds.
+    Raises RegistrationIncomplete (it names the brokers), TopologyMismatch, LoginRefused or NameInvalid.
     """
     parsed = [parse_wanted(each) if isinstance(each, str) else each for each in as_list(wanted)]
     return run_blocking(topology_for(bus).register(parsed, timeout_ms=whole_ms(timeout_s)))
@@ -137,9 +137,10 @@ def delete_subscriptions(
 ) -> Registration:
     """Delete subscriptions, queues and streams on all brokers, with all their messages.
 
-    token: the operators'. A broker in `later` deletes them when it is back, before it takes publishes;
-    for one in `missing` ask again. Raises ConfigError, NameInvalid, LoginRefused, ListError without a list,
-    and TopologyError when one of them never existed or no majority of agents answers.
+    token: that of operators. Of the result: a broker in `later` deletes them when it is up again, before it
+    accepts publishes; for a broker in `missing`, repeat the call. Raises ConfigError, NameInvalid,
+    LoginRefused, ListError without a list, and TopologyError if one of them never existed or no majority of
+    agents answers.
     """
     _needs_agents(bus)
     return run_blocking(
@@ -152,19 +153,19 @@ def purge_subscriptions(
 ) -> PurgedMessages:
     """Drop the waiting messages of subscriptions and queues, on every broker of the list that answers.
 
-    Messages that are delivered and not yet answered stay. token: the operators'. Raises as
-    count_subscriptions, and NameInvalid.
+    Messages that are delivered and not yet answered stay. token: that of operators. Raises the errors of
+    `count_subscriptions`, and NameInvalid.
     """
     _needs_agents(bus)
     return run_blocking(subscriptions.purge(bus, brokers(bus), _source_names(names), token=token))
 
 
 def drain_broker(bus: BusConfig, name: str, *, draining: bool, token: Secret) -> None:
-    """Send no new connections to a broker, or again; consumers and present connections stay.
+    """Begin or end the drain of a broker: balancers send it no new connections; all others stay.
 
-    name: ``host:port``. draining: the flag that its agent keeps and tells the balancers. token: the
-    operators'. Raises NotFound for a broker that is not on the list, LinkLost when its agent does not do
-    it, LoginRefused, ListError without a list, ConfigError.
+    name: ``host:port``. draining: True begins the drain, False ends it; the broker's agent stores it. token:
+    that of operators. Raises NotFound for a broker that is not on the list, LinkLost if its agent does not
+    do it, LoginRefused, ListError without a list, ConfigError.
     """
     _needs_agents(bus)
     listed = next((each for each in brokers(bus) if each.broker.name == name), None)

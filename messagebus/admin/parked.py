@@ -66,14 +66,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedFilter:
-    """Filter of parked messages; without any field it takes all.
+    """Filter of parked messages. A message must match every field that is set; an empty filter matches all.
 
-    older_than_s, newer_than_s: parked longer ago than that, or since then. Neither takes a message that does
-        not say when it was parked.
-    reason: a part of their reason, whatever the case. key: their whole key.
-    match: a regular expression that is found in id, key, reason, exception, headers or body.
-    brokers: only there, ``host:port``; empty for all.
-    message_id: the beginning of their id; the quickest filter.
+    older_than_s, newer_than_s: seconds since the message was parked. A message without that time matches
+        neither.
+    reason: a part of the reason, in any case. key: the whole key.
+    match: a regular expression, searched in id, key, reason, exception, headers and body.
+    brokers: ``host:port`` of the brokers to look at; empty: all.
+    message_id: the beginning of the id; the fastest filter.
     """
 
     older_than_s: float | None = None
@@ -117,11 +117,11 @@ EVERYTHING = ParkedFilter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedCount:
-    """Count of one parking queue on one broker. name: of its subscription or queue.
+    """Count of one parking queue on one broker. name: of its subscription or queue. broker: ``host:port``.
 
-    count: messages that the filter takes. oldest_ms: the earliest time at which one of them was parked,
-    ms since 1970, None where none says so. reasons: reason -> number of messages, most first.
-    unseen: messages that were not looked at: more than 65,535, or held by somebody else just now.
+    count: messages that match the filter. oldest_ms: time at which the first of them was parked, in ms since
+    1970; None if unknown. reasons: reason -> number of messages, the most frequent first.
+    unseen: messages that were not read: beyond the first 65,535, or held by another reader.
     """
 
     name: str
@@ -136,8 +136,8 @@ class ParkedCount:
 class ParkedCounts:
     """Counts of parked messages. counts: by name and broker.
 
-    faults: places that could not be looked at (a broker, or NAME on BROKER), and why. causes: the errors
-    behind them; a name that nobody knows has none. looked: brokers that were looked at.
+    faults: what could not be read (a broker, or NAME on BROKER) -> the reason. causes: the errors behind
+    them; an unknown name has none. looked: the brokers that were read.
     """
 
     counts: tuple[ParkedCount, ...]
@@ -148,14 +148,14 @@ class ParkedCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedMessage:
-    """Parked message; "" and None where it does not say.
+    """Parked message; "" and None are unknown values.
 
-    name: of its subscription or queue. broker: where it lies. message_id, key, content_type: as it was
-    published. reason: why it was parked. exception: what its handler raised, type and text. attempts:
-    runs of the handler, or deliveries that nobody answered. first_ms: when it was first published,
-    parked_ms: when it was parked, ms since 1970.
-    redriven: how often it was put back before. headers: the application's. body: the first
-    4,096 bytes of body_bytes.
+    name: of its subscription or queue. broker: ``host:port`` of the broker that stores it. message_id, key,
+    content_type: as published. reason: why it was parked. exception: type and text of the handler's
+    exception. attempts: runs of the handler, or deliveries without an answer. first_ms, parked_ms: times of
+    the first publish and of the parking, in ms since 1970.
+    redriven: number of earlier redrives. headers: those of the application. body: the first 4,096 bytes.
+    body_bytes: size of the whole body.
     """
 
     name: str
@@ -189,7 +189,7 @@ class ParkedMessages:
 
 @dataclass(frozen=True, slots=True)
 class ParkedMoved:
-    """Result of a redrive or purge. moved: messages put back or dropped, by name and broker.
+    """Result of a redrive or purge. moved: (name, broker) -> number of messages redriven or dropped.
 
     faults, causes, looked: as of `ParkedCounts`.
     """
@@ -226,9 +226,9 @@ def count_parked(
 ) -> ParkedCounts:
     """Count parked messages, with the oldest time and the reasons; they stay where they are.
 
-    names: TOPIC/SUBSCRIPTION, queue:NAME or ``undelivered``, a list or one of them; empty for all that the
-    agents know. Raises ConfigError, NameInvalid, ListError without a list, TopologyError when no agent knows
-    the names.
+    names: one name or a list: ``TOPIC/SUBSCRIPTION``, ``queue:NAME`` or ``undelivered``; empty: all names of
+    the topology. Raises ConfigError, NameInvalid, ListError without a list, and TopologyError for unknown
+    names.
     """
     return run_blocking(_count(_Work(bus, names, where)))
 
@@ -240,9 +240,9 @@ def read_parked(
     where: ParkedFilter = EVERYTHING,
     count_max: int = READ_LIMIT,
 ) -> ParkedMessages:
-    """Read parked messages; they stay where they are, in order. count_max: of all brokers together; 0: none.
+    """Read parked messages; they stay where they are, in order.
 
-    Raises as `count_parked`.
+    count_max: the largest number, of all brokers together; 0: none. Raises the errors of `count_parked`.
     """
     checked_most(count_max)
     return run_blocking(_read(_Work(bus, names, where), count_max))
@@ -259,10 +259,12 @@ def redrive_parked(
 ) -> ParkedMoved:
     """Put parked messages back at the end of their own queue, on the broker where they are.
 
-    An undelivered message goes where it was due; one that still has no queue there is left, and counts as a
-    fault. Id, headers, key and time of the first publish stay; attempts begin anew. Messages that are parked
-    meanwhile are left. An interruption loses nothing: at most one message is there twice, under one id,
-    and none after KeyboardInterrupt. Raises as `count_parked`.
+    Id, headers, key and time of the first publish stay; attempts start at 1 again. An undelivered message
+    goes to the queue where it was due; if that still does not exist, it stays and counts as a fault. Messages
+    that are parked meanwhile stay. count_max: the largest number to redrive; None: all. rate_per_s: messages
+    a second. on_progress: called with the number moved so far. An interruption loses nothing: at
+    most one message is there twice, with one id, and none after KeyboardInterrupt. Raises the errors of
+    `count_parked`.
     """
     if not rate_per_s > 0:
         raise ConfigError(f"rate_per_s {rate_per_s!r}: more than 0")
@@ -284,7 +286,10 @@ def purge_parked(
     count_max: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> ParkedMoved:
-    """Drop parked messages for good. count_max: None for all. Raises as `count_parked`."""
+    """Delete parked messages permanently.
+
+    count_max: the largest number to delete; None: all. Raises the errors of `count_parked`.
+    """
     most = _most(count_max)
     work = _Work(bus, names, where)
 

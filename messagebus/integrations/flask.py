@@ -16,10 +16,11 @@ NAME = "messagebus"
 
 
 class MessageBus:
-    """Extension with one publisher a process, started by the first request that wants it.
+    """Extension of Flask with one publisher for each process, started at its first use.
 
-    Settings of `BusConfig` stand in the application's configuration as ``MESSAGEBUS = {...}``; without them
-    the environment says them. make: makes the publisher instead, such as `MemoryBus.publisher` in tests.
+    The application's configuration has the settings of `BusConfig` as ``MESSAGEBUS = {...}``; without them
+    they are read from the environment. make: function that creates the publisher, such as
+    `MemoryBus.publisher` in tests.
     """
 
     def __init__(

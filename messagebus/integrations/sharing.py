@@ -18,7 +18,7 @@ STOP_S = 10.0
 
 
 class SharedPublisher:
-    """The publisher of each process. make: makes one that is not started."""
+    """Holder of one publisher for each process. make: creates the publisher; it must not start it."""
 
     def __init__(self, make: Callable[[], Publisher]) -> None:
         self._make = make
@@ -28,7 +28,7 @@ class SharedPublisher:
         os.register_at_fork(after_in_child=self._forget)
 
     def get(self) -> Publisher:
-        """Return it, started. Any thread. Raises ConfigError and Stopped, as its start does."""
+        """Return the publisher, started. Thread: any. Raises ConfigError and Stopped."""
         found = self._publisher
         if found is not None:
             return found
@@ -41,7 +41,7 @@ class SharedPublisher:
             return self._publisher
 
     def stop(self) -> int:
-        """End it, after what is under way; the next `get` makes another. Returns publishes without an end."""
+        """Stop the publisher; the next `get` creates another. Returns how many publishes have no outcome."""
         with self._lock:
             found, self._publisher = self._publisher, None
         atexit.unregister(self.stop)

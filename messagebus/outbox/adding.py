@@ -26,16 +26,17 @@ ID_BYTES = 16
 
 
 class Outbox:
-    """Messages of an application on their way into its outbox. Any thread may call it.
+    """Outbox: adds messages to a table of the application's database, in the application's transaction.
 
         outbox = Outbox()
         with psycopg.connect(...) as connection:
             connection.execute("INSERT INTO orders ...")
             outbox.add(connection, "orders", Order(17), key="customer-4")
 
-    table: its name, with a schema in front if need be. notify: wakes relays at the commit; on PostgreSQL.
-    database: its address, for an `App` that relays; adding needs none.
-    hooks: `Hooks.publishing` is called for each message, for headers such as a trace's.
+    table: name of the table, with a schema if necessary. notify: True: the commit wakes the relays;
+    PostgreSQL only. database: address of the database, for an `App` that relays; adding needs none.
+    hooks: `Hooks.publishing` is called for each message, to add headers such as those of a trace.
+    Thread: any thread may call it.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Outbox:
         notify: bool = False,
         hooks: Sequence[Hooks] = (),
     ) -> None:
-        """Raises ConfigError for a name that no table can have, or a wrong address."""
+        """Raises ConfigError for an invalid name of a table, or an invalid address."""
         self._table, self._notify, self._database = table, notify, database
         if database is not None:
             Address.parse(database)
@@ -62,19 +63,19 @@ class Outbox:
 
     @property
     def database(self) -> Secret | None:
-        """The address of its database, if it was given."""
+        """The address of its database; None if none was given."""
         found = self._database
         return Secret(found) if isinstance(found, str) else found
 
     def ddl(self, database: str) -> list[str]:
-        """Return the statements that make its two tables, for a migration.
+        """Return the statements that create its two tables, for a migration.
 
         database: postgresql, mysql, mariadb or sqlite. Raises ConfigError.
         """
         return Table(database, self._table).ddl()
 
     def drop_ddl(self, database: str) -> list[str]:
-        """Return the statements that drop them. Raises ConfigError."""
+        """Return the statements that drop its two tables. Raises ConfigError."""
         return Table(database, self._table).drop_ddl()
 
     @overload
@@ -139,10 +140,11 @@ class Outbox:
         deliver_at: datetime | float | None = None,
         redundant: bool | str | None = None,
     ) -> str | Pending[str]:
-        """Add a message to the transaction that the connection is in; return its id.
+        """Add a message to the current transaction of the connection; return the message's id.
 
-        connection: of `messagebus.databases`; one of asyncio is awaited: ``await outbox.add(...)``.
-        payload: a message, bytes, a text; anything else goes as JSON, as `messagebus.payloads` says.
+        connection: one that `messagebus.databases` knows. For an asyncio connection, await the result:
+        ``await outbox.add(...)``.
+        payload: a `Message`, bytes or text; any other value is published as JSON (`messagebus.payloads`).
         The options are those of `Publisher.submit`. Raises NameInvalid, MessageInvalid or ConfigError before
         anything is written, and the errors of the database's driver.
         """

@@ -50,11 +50,12 @@ _BUS = BusConfig(broker="memory:5672")
 
 
 class MemoryBus:
-    """Bus of brokers in memory. Any thread may call any method; clients as their own classes say.
+    """Bus of brokers in memory, for tests. Thread: any thread may call any method.
 
-    The brokers have a clock of their own, which stands still: `advance` moves it, and delays, retries,
-    times to live and unused subscriptions end by it. delivery_limit: how often a delivery may come back
-    before it is parked, as an operator's policy would say; None: as on real brokers, never in practice.
+    The brokers have their own clock, and only `advance` moves it. Delays, retries, times to live and the
+    expiry of subscriptions follow this clock.
+    brokers: number of brokers. delivery_limit: how often a message may return unanswered before it is parked;
+    None: no limit.
     """
 
     def __init__(self, brokers: int = 1, *, delivery_limit: int | None = None) -> None:
@@ -68,7 +69,7 @@ class MemoryBus:
 
     @property
     def brokers(self) -> tuple[str, ...]:
-        """The brokers' names, as deliveries and `Published` have them."""
+        """The names of the brokers, as in `Delivery.broker` and `Published.broker`."""
         return self._brokers.names
 
     # Clients.
@@ -79,7 +80,7 @@ class MemoryBus:
         spool: Spool | str | Path | None = None,
         hooks: Sequence[Hooks] = (),
     ) -> Publisher:
-        """Make a `Publisher`, not started."""
+        """Create a `Publisher`; it is not started."""
         made = Publisher(_BUS, config, spool=spool, hooks=hooks, _wire=self._wire)
         self._publishers.add(made)
         self._blocking.add(made)
@@ -92,7 +93,7 @@ class MemoryBus:
         spool: Spool | str | Path | None = None,
         hooks: Sequence[Hooks] = (),
     ) -> AsyncPublisher:
-        """Make an `AsyncPublisher`, not started."""
+        """Create an `AsyncPublisher`; it is not started."""
         made = AsyncPublisher(_BUS, config, spool=spool, hooks=hooks, _wire=self._wire)
         self._publishers.add(made)
         return made
@@ -107,7 +108,7 @@ class MemoryBus:
         dedup: Deduplication = None,
         order: Order | None = None,
     ) -> Consumer:
-        """Make a `Consumer`, not started. dedup: an address of a store stands for `store` here."""
+        """Create a `Consumer`; it is not started. dedup: the address of a store is replaced by `store`."""
         made = Consumer(
             _BUS,
             destination,
@@ -132,7 +133,7 @@ class MemoryBus:
         dedup: Deduplication = None,
         order: Order | None = None,
     ) -> AsyncConsumer:
-        """Make an `AsyncConsumer`, not started. dedup: as of `consumer`."""
+        """Create an `AsyncConsumer`; it is not started. dedup: as of `consumer`."""
         made = AsyncConsumer(
             _BUS,
             destination,
@@ -157,7 +158,7 @@ class MemoryBus:
         away_s: float | None = AWAY_S,
         key: str | None = None,
     ) -> Replay:
-        """Make a `Replay` of a topic whose `Stream` was declared."""
+        """Create a `Replay` of a topic whose `Stream` is declared."""
         return Replay(
             _BUS,
             topic,
@@ -181,7 +182,7 @@ class MemoryBus:
         away_s: float | None = AWAY_S,
         key: str | None = None,
     ) -> AsyncReplay:
-        """Make an `AsyncReplay`, as `replay`."""
+        """Create an `AsyncReplay`, as `replay` does."""
         return AsyncReplay(
             _BUS,
             topic,
@@ -209,19 +210,19 @@ class MemoryBus:
         return FaultyStore(self._brokers.clock)
 
     def declare(self, *wanted: Wanted | str) -> None:
-        """Make ``orders/billing`` or ``queue:jobs`` exist without a consumer. Raises TopologyMismatch."""
+        """Create a subscription, ``orders/billing``, or a queue, ``queue:jobs``. Raises TopologyMismatch."""
         for each in wanted:
             self._brokers.declare(parse_wanted(each) if isinstance(each, str) else each)
 
     def close(self) -> None:
-        """Stop the blocking clients that still run, without waiting for answers."""
+        """Stop the blocking clients that still run, without a wait for answers."""
         self.thaw()
         for client in list(self._blocking):
             client.stop(0)
 
     # Time.
     def advance(self, seconds: float) -> None:
-        """Let time pass at once: delays and retries become due, deadlines of open publishes pass."""
+        """Move the clock forward: delays and retries become due, deadlines of open publishes pass."""
         ms = whole_ms(seconds)
         if ms < 0:
             raise ValueError(f"advance({seconds!r}): time does not go back")
@@ -230,41 +231,41 @@ class MemoryBus:
             _put_forward(client, ms)
 
     def freeze(self) -> None:
-        """Let no broker read or answer anything from now on: backlogs fill, deadlines pass."""
+        """Freeze the brokers: they read and answer nothing, so backlogs fill and deadlines pass."""
         self._brokers.freeze()
 
     def thaw(self) -> None:
-        """Let the brokers go on where they were."""
+        """End `freeze`: the brokers continue."""
         self._brokers.thaw()
 
     def slow(self, delay_s: float) -> None:
-        """Delay confirms and deliveries by this time from now on, by the clock of `advance`; 0 ends it."""
+        """Delay confirms and deliveries by this many seconds of the clock of `advance`; 0 ends it."""
         self._brokers.slow_ms = whole_ms(delay_s)
 
     # Faults.
     def refuse_next(self, destination: Destination | Source | str, count: int = 1) -> None:
-        """Have the next publishes there refused (nack). A subscription: the next copies for retries.
+        """Refuse (nack) the next publishes there; for a subscription, the next copies for retries.
 
         A batch counts once.
         """
         self._brokers.store_next(_address(destination), 0, checked_most(count, "count"))
 
     def duplicate_next(self, destination: Destination | Source | str, count: int = 1) -> None:
-        """Have the next publishes there stored twice, as after a confirm that got lost."""
+        """Store the next publishes to this destination twice, as after a lost confirm."""
         self._brokers.store_next(_address(destination), 2, checked_most(count, "count"))
 
     def lose_connection(self, broker: str | None = None) -> int:
-        """Cut the links to this broker, or to all. Returns how many there were; clients know by then.
+        """End the connections to this broker, or to all. Returns their number, when the clients have noticed.
 
-        A publish without a confirm is sent again or unknown, as configured; a delivery without an answer
-        comes again; answers to earlier deliveries are stale. The clients dial again at once.
+        A publish without a confirm is sent again or becomes unknown, as configured. Deliveries without an
+        answer are redelivered, and later answers to them are stale. The clients reconnect at once.
         """
         return self._brokers.lose(broker)
 
     def stop_brokers(self, *names: str) -> None:
-        """Cut the links to these brokers, and refuse new ones; to all brokers when none is named.
+        """End the connections to these brokers and refuse new ones; without names, of all brokers.
 
-        Queues keep what they have.
+        Queues keep their messages.
         """
         if unknown := [each for each in names if each not in self._brokers.all]:
             raise ValueError(f"no broker {unknown[0]!r}: one of {', '.join(self.brokers)}")
@@ -275,50 +276,50 @@ class MemoryBus:
             self._brokers.lose(name)
 
     def start_brokers(self, *names: str) -> None:
-        """Let clients in again, to all brokers when none is named; they dial by themselves."""
+        """Accept connections again, of all brokers without names; the clients reconnect on their own."""
         self._brokers.stopped.difference_update(names or self.brokers)
 
     # Questions.
     def published(self, destination: Destination | str) -> list[Message]:
-        """Return the messages published there and confirmed, in order, without copies for retries."""
+        """Return the messages confirmed at this destination, in order, without copies for retries."""
         return self._brokers.published(_destination(destination), "confirmed")
 
     def answers(
         self, destination: Destination | Source | str, subscription: str = ""
     ) -> list[tuple[str, str]]:
-        """Return message id and answer (ack, requeue, reject, retry, park), in the order of their arrival."""
+        """Return pairs of message id and answer (ack, requeue, reject, retry, park), in order of arrival."""
         return self._brokers.answers(_source(destination, subscription))
 
     def waiting(self, destination: Destination | Source | str, subscription: str = "") -> int:
-        """Return how many messages wait to be delivered, over all brokers."""
+        """Return the number of messages that wait to be delivered, on all brokers together."""
         return self._brokers.waiting(_source(destination, subscription))
 
     def exists(self, source: Source) -> bool:
-        """Return whether it was declared."""
+        """Return whether the subscription or queue exists."""
         return self._brokers.is_declared(source)
 
     def delayed(self) -> int:
-        """Return how many delayed messages wait: `advance` brings them."""
+        """Return the number of delayed messages; `advance` makes them due."""
         return self._brokers.delayed()
 
     def due_in_s(self) -> float | None:
-        """Return after how much more time the next delayed message comes; None when there is none."""
+        """Return the seconds until the next delayed message is due; None if there is none."""
         due_ms = self._brokers.next_delayed_ms()
         return None if due_ms is None else due_ms / 1000
 
     def parked(
         self, destination: Destination | Source | str, subscription: str = ""
     ) -> list[Message]:
-        """Return the messages in the parking queue, over all brokers."""
+        """Return the messages in the parking queue, on all brokers together."""
         return self._brokers.parked_messages(_source(destination, subscription))
 
     def undelivered(self) -> list[Message]:
-        """Return the delayed messages that found no queue when they were due, over all brokers."""
+        """Return the delayed messages that found no queue when they were due, on all brokers together."""
         return self._brokers.undelivered()
 
     # Waiting.
     def wait_handled(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Wait until every message that somebody consumes has its answer. Raises AssertionError."""
+        """Wait until every message that has a consumer is answered. Raises AssertionError after timeout_s."""
         __tracebackhide__ = True
         with self._brokers.changed:
             done = self._brokers.changed.wait_for(self._brokers.is_idle, timeout_s)
@@ -350,11 +351,12 @@ class MemoryBus:
         where: Callable[[Message], bool] | None = None,
         **fields: object,
     ) -> list[Message]:
-        """Check that messages were published there, and return them.
+        """Check that messages were published to this destination, and return them.
 
-        count: how many exactly; None for one or more. where: only messages that it holds for. fields: only
-        messages that are equal in these: ``body``, ``text``, ``json``, ``key``, ``headers`` and the others of
-        `Message`. Raises AssertionError, which says what was published.
+        count: their exact number; None: one or more. where: a function; only messages for which it returns
+        True count. fields: expected values of ``body``, ``text``, ``json``, ``key``, ``headers`` or another
+        field of `Message`; only equal messages count.
+        Raises AssertionError, whose text lists what was published.
         """
         __tracebackhide__ = True
         return _check_published(self._brokers, _destination(destination), count, where, fields)
@@ -367,7 +369,7 @@ class MemoryBus:
         answer: str = "ack",
         count: int | None = None,
     ) -> list[str]:
-        """Check that deliveries had this answer, and return their ids. Raises AssertionError."""
+        """Check that deliveries had this answer, and return their message ids. Raises AssertionError."""
         __tracebackhide__ = True
         source = _source(destination, subscription)
         return _check_answered(self._brokers, source, answer, count)
