@@ -19,7 +19,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """Return the text itself: for the one call that needs it."""
+        """Return the text, for the call that needs it."""
         return self._text
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The bus in the lifespan of an ASGI application: FastAPI, Starlette, Litestar alike."""
+"""Start and stop of the bus with an ASGI application: FastAPI, Starlette, Litestar."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 def lifespan(
     bus: App, *, around: Lifespan | None = None, require: str | None = None, timeout_s: float = 10.0
 ) -> Lifespan:
-    """Return a lifespan that starts the bus before the first request, and stops it after the last one.
+    """Return a lifespan that starts the bus before the first request and stops it after the last one.
 
-    bus: its handlers run beside the requests; an app without handlers only publishes. Routes find it as
-    ``request.app.state.messagebus``. around: a lifespan that begins before it. require: as of `App.start`.
+    bus: an `App`; its handlers run beside the requests. An app without handlers only publishes. Routes find
+    it as ``request.app.state.messagebus``. around: another lifespan, which starts before the bus and ends
+    after it. require: as of `App.start`.
     """
 
     @asynccontextmanager
@@ -37,6 +38,6 @@ def lifespan(
 
 
 def bus_of(application: Any) -> App:
-    """Return the bus of an application with such a lifespan, for dependencies of its framework."""
+    """Return the `App` of an application with this lifespan, for dependencies of its framework."""
     bus: App = application.state.messagebus
     return bus

@@ -1,4 +1,4 @@
-"""An AsyncAPI 3.0 document of an application: its subscriptions from its handlers, and its typed topics.
+"""AsyncAPI 3.0 document of an application, made from its handlers and its typed topics.
 
 ``python -m messagebus.integrations.asyncapi shop:app`` prints it as JSON.
 """
@@ -27,9 +27,10 @@ REFERENCES = "#/components/schemas/{name}"
 def document(
     app: App, *, title: str, version: str, publishes: Iterable[Topic[Any]] = (), host: str = ""
 ) -> dict[str, Any]:
-    """Return the document. publishes: topics that the application publishes to. host: of the server, if any.
+    """Return the document as a dictionary.
 
-    Payloads of types that no schema can be made of (protobuf's, codecs of your own) are described by name.
+    publishes: topics that the application publishes to. host: of the server, "" for none. Types without a
+    JSON schema (protobuf, your own codecs) are described by their name.
     """
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """CloudEvents 1.0 over HTTP, and as messages: binary, structured and batched mode. Pure.
 
-The id is the message's id where it may be one, else a header; other attributes are headers
+The id of an event is the message's id, or a header if it cannot be one; other attributes are headers
 ``cloudEvents_<name>``, as in the AMQP binding; ``partitionkey`` is the key; data is the body. Events of other
 AMQP clients are read as well: ``cloudEvents:<name>`` headers, and structured events, which pass as they are.
 """

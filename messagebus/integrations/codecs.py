@@ -1,8 +1,8 @@
 """Codecs for `App(codecs=[...])`: msgspec, protobuf, Avro with a schema registry, CloudEvents.
 
-Each takes the types that are its own and leaves all others to those after it, and to `messagebus.payloads`.
-A body that cannot be read raises WrongPayload, so it is parked; a registry that is away raises
-`RegistryUnavailable`, so the run comes again by its policy.
+Each codec reads and writes its own types and leaves all others to the codecs after it, and to
+`messagebus.payloads`. A body that cannot be read raises WrongPayload, so the delivery is parked. A schema
+registry that does not answer raises `RegistryUnavailable`, so the run is repeated according to its policy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_SCHEMA, NOT_COMPATIBLE, NO_AVRO = 40403, 409, 42201
 
 
 class RegistryUnavailable(MessageBusError):
-    """Raised when the schema registry does not answer as it should; try again later."""
+    """Raised when the schema registry does not answer, or answers with its own error; repeat the call."""
 
     docs = f"{PAGE}#registryunavailable"
 
@@ -116,10 +116,11 @@ class Protobuf:
 
 
 class Registry:
-    """Client of a schema registry with Confluent's API, as Apicurio and Karapace have it, too.
+    """Client of a schema registry with Confluent's API, which Apicurio and Karapace have, too.
 
-    url: of its root. timeout_s: of one request. Answers are kept: a schema's number is for ever. Any thread.
-    A schema that was not seen before is asked for where the message is read: on a loop, it waits that long.
+    url: the root of the registry. timeout_s: limit of one request, in seconds. Answers are cached without
+    limit of time, because the number of a schema is permanent. Thread: any. A new schema is fetched where the
+    message is read; this blocks an event loop for the time of the request.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Registry:
         self._lock = threading.Lock()
 
     def schema(self, number: int) -> Any:
-        """Return a schema, decoded. Raises RegistryUnavailable, or WrongPayload: there is no such schema."""
+        """Return a schema, decoded. Raises RegistryUnavailable, or WrongPayload for an unknown number."""
         found = self._schemas.get(number)
         if found is None:
             code, answer = self._ask("GET", f"/schemas/ids/{number}")
@@ -151,9 +152,9 @@ class Registry:
         return found
 
     def register(self, subject: str, schema: Any) -> int:
-        """Return the number of a schema under a subject; it is registered if it is new there.
+        """Return the number of a schema under a subject; register it if it is new there.
 
-        Raises RegistryUnavailable, or MessageInvalid: the registry refuses the schema.
+        Raises RegistryUnavailable, or MessageInvalid if the registry refuses the schema.
         """
         text = json.dumps(schema)
         found = self._ids.get((subject, text))
@@ -182,8 +183,9 @@ class Registry:
 class Avro:
     """Dataclasses and dictionaries as Avro, with the registry's header of five bytes.
 
-    schemas: type -> its schema. The writer's schema comes from the registry, and is resolved to the reader's
-    own. subject: of a type; by default its schema's full name (Confluent's RecordNameStrategy).
+    schemas: type -> its schema. The schema of the writer is fetched from the registry and resolved to that of
+    the reader. subject: function of a type; default: the full name of its schema (Confluent's
+    RecordNameStrategy).
     """
 
     def __init__(

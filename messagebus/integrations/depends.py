@@ -1,4 +1,4 @@
-"""Dependencies of handlers, as users of FastAPI and FastStream know them.
+"""Dependencies of handlers, as in FastAPI and FastStream.
 
     async def session() -> AsyncIterator[Session]:
         async with Session() as found:
@@ -34,10 +34,10 @@ DELIVERY = "_delivery"
 
 @dataclass(frozen=True, slots=True)
 class Depends:
-    """Mark of a parameter that a handler does not take from its message.
+    """Marker of a parameter whose value is a dependency, not part of the message.
 
-    dependency: function whose returned or yielded value the parameter gets.
-    use_cache: call the function once for each run of the handler, for all parameters that name it.
+    dependency: function that returns or yields the value.
+    use_cache: True: call the function once for each run of the handler, for all parameters that name it.
     """
 
     dependency: Callable[..., Any]
@@ -64,8 +64,8 @@ class _Plan:
 def inject(handler: H) -> H:
     """Return the handler without its parameters marked `Depends`. Raises BindingError.
 
-    Tests give these by name: ``await bill(order, session=fake)``. A batch handler has no dependency
-    with a `Delivery`. Costs some 5 us a run with one dependency; handlers without it pay nothing.
+    Tests pass them by name: ``await bill(order, session=fake)``. A dependency of a batch handler cannot have
+    a parameter annotated `Delivery`. Cost: about 5 us for a run with one dependency.
     """
     plan, own = _plan(handler), inspect.signature(handler)
     is_async = inspect.iscoroutinefunction(handler)

@@ -1,7 +1,7 @@
-"""The bus in Django: a publisher a process, and publishes that belong to a transaction.
+"""Django: one publisher for each process, and publishes that belong to a transaction.
 
-``MESSAGEBUS = {...}`` in the settings holds those of `BusConfig`; without it the environment says them.
-``MESSAGEBUS_OUTBOX = "table"`` names the outbox, if it is not the usual one.
+``MESSAGEBUS = {...}`` in Django's settings has the settings of `BusConfig`; without it they are read from the
+environment. ``MESSAGEBUS_OUTBOX = "table"`` is the table of the outbox, if it is not the default one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _shared = SharedPublisher(_new_publisher)
 
 
 def publisher() -> Publisher:
-    """Return the publisher of this process, started. Any thread. Raises ConfigError and Stopped."""
+    """Return the publisher of this process, started. Thread: any. Raises ConfigError and Stopped."""
     return _shared.get()
 
 
@@ -64,9 +64,8 @@ def publish_on_commit(
 ) -> str:
     """Publish if the current transaction commits, and only then. Returns the message's id.
 
-    It adds a row to the outbox of that database, which a relay publishes: nothing is lost when the process
-    dies right after the commit, as it is with Django's own `on_commit`. Raises ConfigError outside of
-    `atomic`.
+    It adds a row to the outbox of the database, and a relay publishes the row. With Django's own `on_commit`
+    the message is lost if the process ends after the commit. Raises ConfigError outside of `atomic`.
     """
     given = (headers, key, priority, ttl_s, correlation_id, reply_to, message_id, type,
              content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip

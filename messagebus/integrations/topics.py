@@ -31,7 +31,7 @@ class Topic(Generic[T]):
         @orders.subscriber(app, "billing")
         async def bill(order: Order) -> None: ...
 
-    codec: of its messages, where the app has none for them. `type` is what stands in the brackets.
+    codec: for its messages, if the app has none for them. type: the type in the brackets.
     """
 
     def __init__(self, name: str, *, codec: Codec | None = None) -> None:
@@ -41,7 +41,7 @@ class Topic(Generic[T]):
 
     @property
     def type(self) -> Any:
-        """The type of its messages. Raises TypeError where none was said: ``Topic[Order]("orders")``."""
+        """The type of its messages. Raises TypeError if none was given: ``Topic[Order]("orders")``."""
         made = getattr(self, "__orig_class__", None)
         if made is None:
             raise TypeError(f'{self.name}: say the type: Topic[Order]("{self.name}")')
@@ -114,7 +114,7 @@ class Topic(Generic[T]):
         order: Order | None = None,
         middleware: Sequence[Middleware] = (),
     ) -> Callable[[H], H]:
-        """Declare a handler, as `App.subscriber`. Raises TypeError for one that takes another type."""
+        """Declare a handler, as `App.subscriber` does. Raises TypeError if it takes another type."""
         declare = app.subscriber(
             Subscription(self.name, subscription),
             retry=retry,

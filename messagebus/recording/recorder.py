@@ -71,10 +71,10 @@ def is_sampled(message_id: str, share: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderStats:
-    """Counts of a recorder. written: rows that reached the operating system.
+    """Counts of a recorder. Each row is written, dropped or waiting.
 
-    dropped: rows that found no room or no disk. waiting: rows that are still to be written. Each row is one
-    of the three. files_deleted: the oldest files, with written rows, to make room for new ones.
+    written: rows given to the operating system. dropped: rows for which there was no room, or whose write
+    failed. waiting: rows not yet written. files_deleted: old files that were deleted to make room.
     """
 
     written: int
@@ -84,17 +84,17 @@ class RecorderStats:
 
 
 class Recorder(Hooks):
-    """Writer of the rows of one process. Any number of clients, any threads.
+    """Recorder: hooks that write the rows of one process. Thread: any; it serves any number of clients.
 
-    folder: of the run; made if it is missing. Recorders of one run may share it.
-    run_id: its name, in every row and in the manifest.
-    share: of messages that are recorded, above 0 to 1.
-    topics: topic -> its subscriptions, as far as they are known beforehand. Others are learned from their
-    deliveries, so that a subscription that receives nothing at all is missed only if it stands here.
-    name: of this process in the run, of letters, digits, ``.``, ``_`` and ``-``; None makes one.
-    rows_max: rows that wait for the disk at most. file_bytes_max, files_max: how large a file may become, and
-    how many of a kind are kept; then the oldest is deleted, and its rows with it. file_age_s: how old, where
-    somebody takes closed files away, such as `messagebus.tools.uploads`; None: however old.
+    folder: folder of the run, created if it is missing. Recorders of one run may share it.
+    run_id: name of the run, in every row and in the manifest.
+    share: share of messages to record, above 0 and up to 1.
+    topics: topic -> its subscriptions. Reports miss the deliveries of a subscription that received nothing
+    only if it is listed here; other subscriptions are learned from their deliveries.
+    name: name of this process in the run, of letters, digits, ``.``, ``_`` and ``-``; None: a generated one.
+    rows_max: the largest number of rows that wait for the disk. file_bytes_max, files_max: the largest size
+    of a file, and the largest number of files of one kind; beyond it the oldest is deleted with its rows.
+    file_age_s: seconds after which a file is closed, for `messagebus.tools.uploads`; None: no limit.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Recorder(Hooks):
 
     # Life.
     def start(self) -> None:
-        """Begin to write. Raises RecordingFailed when the folder does not take it."""
+        """Begin to write. Raises RecordingFailed if the folder cannot be written."""
         if self._thread is not None:
             raise Stopped("a recorder starts once")
         begin(self.folder, self._part)

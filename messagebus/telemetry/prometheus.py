@@ -6,8 +6,9 @@
     prometheus_client.start_http_server(9100)
 
 Names and units are Prometheus' own: ``messagebus_publisher_messages_total``, ``..._seconds``, ``..._bytes``.
-Labels are names of clients, destinations, subscriptions, brokers, and words from short lists; never
-ids or keys. Each has a largest number of values; later ones are counted as ``other``.
+docs/reference/metrics.md lists all of them. Labels are names of clients, destinations, subscriptions and
+brokers, and words from short lists, never ids or keys. Each label has a limited number of values; further
+ones are counted as ``other``.
 """
 
 from __future__ import annotations
@@ -380,7 +381,8 @@ def collected() -> Iterator[list[ClientMetrics]]:
 class ClientMetrics(Collector):
     """Collector that reads `stats()` of clients at each scrape. One per registry; any thread may call.
 
-    registry: where it registers itself; None: nowhere. clients_max, brokers_max: values of those labels.
+    registry: where it registers itself; None: nowhere. clients_max, brokers_max: the largest number of values
+    of the labels ``client`` and ``broker``.
     """
 
     def __init__(
@@ -403,16 +405,17 @@ class ClientMetrics(Collector):
             registry.register(self)
 
     def watch(self, client: Watched, name: str) -> None:
-        """Show this client from now on, for as long as it lives. name: the label ``client``.
+        """Export the statistics of a client for as long as the client exists. name: the label ``client``.
 
-        Clients of one name are added up; the counts of a client that is gone stay. An app's subscriptions
-        are called by their own names, its publisher by this one.
+        Clients of one name are added up. The counts of a client that no longer exists stay, while another
+        client of its name exists. The consumers of an app are labelled with their subscriptions, its
+        publisher with `name`.
         """
         with self._lock:
             self._watched.append(_Watch(weakref.ref(client), name))
 
     def watches(self, client: Watched) -> bool:
-        """Return whether it is shown already."""
+        """Return whether this client is exported already."""
         with self._lock:
             return any(each.client() is client for each in self._watched)
 
@@ -507,9 +510,10 @@ def _add_figures(sums: _Sums, figures: tuple[_Figure, ...], stats: object, clien
 
 
 class PrometheusHooks(Hooks):
-    """Hooks that count and time messages. One per registry, for all clients; any thread may call.
+    """Hooks that count and time messages. One for each registry, for all clients; any thread may call.
 
-    destinations_max: values of the labels ``destination`` and ``subscription``, each.
+    registry: where it registers its metrics. destinations_max: the largest number of values of the labels
+    ``destination`` and ``subscription``, each. buckets_s: upper bounds of the histograms, in seconds.
     """
 
     def __init__(

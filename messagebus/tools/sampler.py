@@ -1,10 +1,10 @@
-"""Recorder of how much waits in the brokers, as their agents count it, beside the rows of a `Recorder`.
+"""Recorder of the number of messages that wait in the brokers, beside the rows of a `Recorder`.
 
     with QueueSampler("runs/november", bus, ["orders/billing"], run_id="november"):
         ...
 
-One sampler for a run is enough. Rows are those of ``sampled`` in `messagebus.recording.events`. A broker that
-does not answer has no row, never a zero.
+One sampler for a run is enough. Rows are those of ``sampled`` in `messagebus.recording.events`. For a broker
+that does not answer there is no row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerStats:
-    """Counts of a sampler. written: rows. missed: times that a broker, or all of them, did not answer."""
+    """Counts of a sampler. written: rows written. missed: times that a broker, or all, did not answer."""
 
     written: int
     missed: int
@@ -46,9 +46,9 @@ class SamplerStats:
 class QueueSampler:
     """Writer of ``sampled-NAME.ndjson`` on a thread of its own.
 
-    folder, run_id: of the run. names: of the subscriptions and queues that its recorders read, such as
-    ``orders/billing`` and ``queue:jobs``; others are not looked at. bus: with list addresses, since the
-    agents count. every_s: between two looks. count: asks the agents. Raises NameInvalid, ConfigError.
+    folder, run_id: of the run. bus: settings with list_urls, because the agents count the messages. names:
+    subscriptions and queues to count, such as ``orders/billing`` and ``queue:jobs``. every_s: seconds between
+    two counts. count: function that asks the agents, for tests. Raises NameInvalid or ConfigError.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class QueueSampler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to write. Raises RecordingFailed when the folder does not take it."""
+        """Begin to write. Raises RecordingFailed if the folder cannot be written."""
         if self._thread is not None:
             raise Stopped("a sampler starts once")
         begin(self._folder, self._part)
@@ -107,7 +107,7 @@ class QueueSampler:
         return SamplerStats(written=self._written, missed=self._missed)
 
     def look(self, file: EventFile) -> None:
-        """Write the agents' current counts. Raises RecordingFailed."""
+        """Count once, and write the rows. Raises RecordingFailed."""
         try:
             found = self._count(self._bus)
         except MessageBusError as fault:
