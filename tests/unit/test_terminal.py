@@ -46,9 +46,6 @@ ALLOWED = {
     "messagebus/tools/outbox.py": {"'\\n'.join(_lines(row)) + '\\n'"},
     "messagebus/tools/spool.py": {"_json_line(each) if as_json else _line(each)"},
     "messagebus/tools/parked.py": {"'\\n'.join(_lines(each)) + '\\n'"},
-    "messagebus/services/agent/__init__.py": {
-        "f'messagebus agent: {fault}'"
-    },  # of its own settings
     "messagebus/worker/process.py": {"f'messagebus: {text}'"},
     "messagebus/terminal.py": {"text"},  # made fit by the class around it
     # The output of `consume` is made fit for its stream: see below.

@@ -11,7 +11,6 @@ import logging
 import sys
 from pathlib import Path
 
-from messagebus.errors import ConfigError
 from messagebus.services.agent.config import AgentConfig
 from messagebus.services.agent.topology.store import genesis
 
@@ -21,7 +20,7 @@ __all__ = ["AgentConfig", "genesis", "run"]
 def run(config_path: str | Path) -> int:
     """Run the agent of a settings file until SIGTERM or SIGINT; it logs to standard error.
 
-    Returns 0 after an orderly end, 2 with one line when a setting or a port is wrong.
+    Returns 0 at its end. Raises ConfigError when a setting or a port is wrong.
     """
     logging.basicConfig(
         stream=sys.stderr,
@@ -30,14 +29,7 @@ def run(config_path: str | Path) -> int:
         datefmt="%Y-%m-%dT%H:%M:%S",
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    try:
-        config = AgentConfig.from_file(config_path)
-        asyncio.run(_serve(config))
-    except ConfigError as fault:
-        print(f"messagebus agent: {fault}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    asyncio.run(_serve(AgentConfig.from_file(config_path)))
     return 0
 
 

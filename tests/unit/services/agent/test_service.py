@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from messagebus.__main__ import cli
+from messagebus.commands.exits import Exit
 from messagebus.errors import ConfigError
 from messagebus.services.agent import consumer_list as clients
-from messagebus.services.agent import genesis, run
+from messagebus.services.agent import genesis
 from messagebus.services.agent import service as module
 from messagebus.services.agent.config import AgentConfig
 from messagebus.services.agent.consumer_list import EXPIRY_MS, LEFT_MS, Client, Clients, ListFile
@@ -32,11 +35,19 @@ GOOD: dict[str, Any] = {
 CERTIFICATES = {"ca": "ca.pem", "cert": "mb1.pem", "key": "mb1.key"}
 
 
+def ended(path: Path) -> tuple[int, str]:
+    """Return the exit code of the command with this file, and what it says."""
+    done = CliRunner().invoke(cli, ["agent", "--config", str(path)], prog_name="messagebus")
+    return done.exit_code, done.stderr
+
+
 def test_an_agent_that_cannot_start_or_is_interrupted_says_so_by_its_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(tmp_path / "none.toml") == 2
-    assert capsys.readouterr().err.startswith(f"messagebus agent: {tmp_path}/none.toml: ")
+    code, told = ended(tmp_path / "none.toml")
+    assert (code, told.count("\n")) == (Exit.USAGE, 1)
+    assert told.startswith(f"messagebus: {tmp_path}/none.toml: ")
+    assert told.endswith(" [docs/reference/errors.md#configerror]\n")
     path = tmp_path / "agent.toml"
     path.write_text("\n".join(f'{key} = "{value}"' for key, value in GOOD.items()))
 
@@ -44,7 +55,7 @@ def test_an_agent_that_cannot_start_or_is_interrupted_says_so_by_its_code(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("messagebus.services.agent._serve", interrupted)
-    assert run(path) == 130
+    assert ended(path) == (Exit.INTERRUPTED, "\nmessagebus: interrupted\n")
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff\xfe", None])
@@ -412,12 +423,10 @@ async def test_an_absent_secret_is_told_before_anything_starts(
         service(settings | {key: "/nowhere"})
 
 
-def test_wrong_settings_end_with_one_line_and_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_settings_end_with_one_line_and_2(tmp_path: Path) -> None:
     (tmp_path / "agent.toml").write_text('brokr = "x"\n')
-    assert run(tmp_path / "agent.toml") == 2
-    said = capsys.readouterr().err
+    code, said = ended(tmp_path / "agent.toml")
+    assert code == Exit.USAGE
     assert said.count("\n") == 1
     assert "did you mean 'broker'" in said
 
