@@ -650,8 +650,8 @@ class _Intake:
     def _has_room(self, submitted: _Submitted) -> bool:
         """Return whether there is room, within one inbox: the loop's count may be one turn old."""
         assert self.drivers is not None
-        config, pending = self._config, self.drivers.own.pending
-        waiting, waiting_bytes = pending.waiting, pending.waiting_bytes
+        config, backlog = self._config, self.drivers.own.pending.backlog
+        waiting, waiting_bytes = backlog.messages, backlog.bytes
         if submitted.target.redundancy:
             waiting, waiting_bytes = self.drivers.waiting
         waiting += len(self.inbox)

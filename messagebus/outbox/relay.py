@@ -22,7 +22,7 @@ from messagebus.aio import AsyncPublisher
 from messagebus.checks import raise_faults, range_faults
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
-from messagebus.core.pending import DEADLINE_PASSED, PUBLISHER_STOPPED
+from messagebus.core.ends import DEADLINE_PASSED, PUBLISHER_STOPPED
 from messagebus.core.redundancy import REQUIRED
 from messagebus.core.relay import SECOND_MS, End, Exchange, RelayedRows
 from messagebus.core.route import backoff_ms

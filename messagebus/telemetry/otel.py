@@ -74,7 +74,7 @@ SERIES_MAX = 1000
 PLACES_MAX = 10_000
 # Runs whose answer is still to come. A runner that dies between the two leaves one behind.
 RUNS_MAX = 100_000
-# Without a wanted confirm the outcome is unknown and no error: `core.pending.unconfirmed`.
+# Without a wanted confirm the outcome is unknown and no error: `core.ends.END_UNCONFIRMED`.
 NO_CONFIRM = "no confirm is waited for"
 _NOWHERE = Context()
 

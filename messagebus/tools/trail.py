@@ -41,7 +41,7 @@ ANSWER_WITHIN_S = 5.0
 STOP_WITHIN_S = 3.0
 # The first row that is dropped is logged, and then each so many.
 TOLD_EVERY = 10_000
-# Without a wanted confirm the outcome is unknown and no error: `core.pending.unconfirmed`.
+# Without a wanted confirm the outcome is unknown and no error: `core.ends.END_UNCONFIRMED`.
 NO_CONFIRM = "no confirm is waited for"
 GOOD = frozenset({Outcome.CONFIRMED, Outcome.SPOOLED})
 

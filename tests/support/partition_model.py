@@ -17,8 +17,9 @@ import random
 from dataclasses import dataclass, field
 from itertools import count
 
+from messagebus.core.ends import CONFIRMED, Item
 from messagebus.core.keyed import Keyed
-from messagebus.core.pending import CONFIRMED, Item, PendingPublishes
+from messagebus.core.pending import PendingPublishes
 
 PLACE = "mb.part/orders 7.1"
 
@@ -97,7 +98,7 @@ class Publisher:
             retry_unknown=True,
             ordered=rules.again,
         )
-        self.pending.open_destination(PLACE)
+        self.pending.backlog.open(PLACE)
         self.line: Line | None = None
         self.calls: list[Item] = []
 
@@ -158,7 +159,7 @@ class Walk:
         self.keys.append(key)
         self.items.append(item)
         who.calls.append(item)
-        who.pending.accept(item)
+        who.pending.backlog.accept(item)
         return True
 
     def dial(self) -> bool:
@@ -168,7 +169,7 @@ class Walk:
             return False
         who.line = line = Line(next(self.numbers), broker)
         self.lines.append(line)
-        who.pending.link_opened(line.number, after=())
+        who.pending.in_flight.opened(line.number, after=())
         return True
 
     def send(self) -> bool:

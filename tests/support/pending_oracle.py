@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from messagebus.core.confirms import Batch, Packing
-from messagebus.core.pending import Entry, Item, PendingPublishes
+from messagebus.core.ends import END_UNCONFIRMED, Entry, Item
+from messagebus.core.pending import PendingPublishes
 
 __all__ = ["AgainstAnOracle"]
 
@@ -114,7 +115,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
             retry_unknown=True,
         )
         for destination, packing in PACKINGS.items():
-            self.pending.pack(destination, packing)
+            self.pending.backlog.pack(destination, packing)
         self.now_ms = 0
         self.all: list[Record] = []
         self.queue: list[Parcel] = []  # in the order in which they would be sent
@@ -183,7 +184,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
         held = [record.item.size for record in self.waiting()]
         fits = messages(self.waiting()) + count <= MESSAGES_MAX
         fits = fits and (not held or sum(held) + size <= BYTES_MAX)
-        assert self.pending.has_room(size, count) == fits
+        assert self.pending.backlog.has_room(size, count) == fits
         if not fits:
             return
         record = Record(Item(given.name, destination, size, self.now_ms + given.wait_ms, count))
@@ -191,13 +192,13 @@ class AgainstAnOracle(RuleBasedStateMachine):
         if count > 1:
             self.close_batch(destination)
             self.queue.append(Parcel(destination, [record], is_batch=True))
-            self.pending.accept_bundle(record.item)
+            self.pending.backlog.accept_bundle(record.item)
             return
         if destination in PACKINGS:
             self.pack(record, PACKINGS[destination], given.alone)
         else:
             self.queue.append(Parcel(destination, [record]))
-        self.pending.accept(record.item, alone=given.alone)
+        self.pending.backlog.accept(record.item, alone=given.alone)
 
     def pack(self, record: Record, packing: Packing, alone: bool) -> None:
         destination, size = record.item.destination, record.item.size
@@ -219,12 +220,12 @@ class AgainstAnOracle(RuleBasedStateMachine):
         if destination not in self.open_destinations:
             self.to_the_end(destination)
         self.open_destinations.add(destination)
-        self.pending.open_destination(destination)
+        self.pending.backlog.open(destination)
 
     @rule(destination=st.sampled_from(DESTINATIONS))
     def close_destination(self, destination: str) -> None:
         self.open_destinations.discard(destination)
-        self.pending.close_destination(destination)
+        self.pending.backlog.close({destination})
 
     def to_the_end(self, destination: str) -> None:
         mine = [parcel for parcel in self.queue if parcel.destination == destination]
@@ -254,7 +255,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
         self.last_link += 1
         self.current = self.last_link
         self.links[self.current] = Link()
-        self.pending.link_opened(self.current, after=sorted(after))
+        self.pending.in_flight.opened(self.current, after=sorted(after))
 
     @rule(data=st.data(), refused=st.booleans(), then_another=st.booleans())
     def link_ends(self, data: st.DataObject, refused: bool, then_another: bool) -> None:
@@ -355,7 +356,8 @@ class AgainstAnOracle(RuleBasedStateMachine):
             parcel = data.draw(st.sampled_from(flying))
             assert parcel.entry is not None
             expected = {id(record.item): "unknown" for record in parcel.left}
-            self.settle(expected, self.pending.unconfirmed(parcel.entry))
+            settled = self.pending.ends.settle([parcel.entry], END_UNCONFIRMED)
+            self.settle(expected, settled)
 
     # Answers and deadlines.
     @rule(data=st.data(), multiple=st.booleans(), ok=st.booleans(), routed=st.booleans())
@@ -393,19 +395,21 @@ class AgainstAnOracle(RuleBasedStateMachine):
     @invariant()
     def everything_is_somewhere_once(self) -> None:
         unsettled = [record for record in self.all if not record.settled]
-        assert sum(self.pending.ended.values()) == messages(self.all) - messages(unsettled)
+        assert sum(self.pending.ends.counts.values()) == messages(self.all) - messages(unsettled)
         assert sorted(map(id, self.pending.unsettled())) == sorted(id(r.item) for r in unsettled)
-        assert self.pending.waiting == messages(self.waiting())
+        assert self.pending.backlog.messages == messages(self.waiting())
         assert self.pending.retried == self.retried
-        assert self.pending.waiting_bytes == sum(r.item.size for r in self.waiting())
-        assert self.pending.in_flight == sum(len(link.unanswered) for link in self.links.values())
+        assert self.pending.backlog.bytes == sum(r.item.size for r in self.waiting())
+        assert self.pending.in_flight.count == sum(
+            len(link.unanswered) for link in self.links.values()
+        )
         for number, link in self.links.items():
-            assert self.pending.is_answered(number) == (not link.unanswered)
+            assert self.pending.in_flight.is_answered(number) == (not link.unanswered)
         due = [parcel.due_ms for parcel in self.lingering if parcel.due_ms is not None]
-        assert self.pending.lingers_until_ms() == min(due, default=None)
+        assert self.pending.backlog.lingering.until_ms() == min(due, default=None)
 
     def teardown(self) -> None:
         unsettled = [record for record in self.all if not record.settled]
         self.settle(self.given_up(unsettled), self.pending.give_up("the end"))
         assert not list(self.pending.unsettled())
-        assert (self.pending.waiting, self.pending.waiting_bytes) == (0, 0)
+        assert (self.pending.backlog.messages, self.pending.backlog.bytes) == (0, 0)

@@ -30,8 +30,8 @@ from messagebus._io.publish.publishes import (
 from messagebus._io.wire import Wire
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
+from messagebus.core.backlog import Backlog
 from messagebus.core.confirms import Packing
-from messagebus.core.pending import PendingPublishes
 from messagebus.errors import Stopped
 from messagebus.stats import RUNNING, Published, Status, why_not_running
 
@@ -119,7 +119,7 @@ class Admission:
         # From the start on.
         self.drivers: Drivers | None = None
         self._door: Door
-        self._pending: PendingPublishes
+        self._backlog: Backlog
         self._plain: Lane
         self._plain_tickets: deque[_Ticket]
         self._others: Lane
@@ -152,8 +152,9 @@ class Admission:
             self._bus, self._config, self.outgoing, self._on_room, self._wire, self._hooks
         )
         own, most = drivers.own, self._config.backlog_messages_max
-        self._door, self._pending = own.door, own.pending
-        self._plain = Lane(own.pending.has_room, lambda: own.pending.waiting, most)
+        self._door, self._backlog = own.door, own.pending.backlog
+        backlog = self._backlog
+        self._plain = Lane(backlog.has_room, lambda: backlog.messages, most)
         self._plain_tickets = self._plain.tickets
         self._others = Lane(drivers.has_room, lambda: drivers.waiting[0], most)
         self.drivers = drivers
@@ -210,12 +211,12 @@ class Admission:
             if self._others.tickets or not drivers.has_room(len(body)):
                 return None
             return drivers.submit(call, timeout_ms, waiter)
-        pending = self._pending  # its `has_room` inlined: a call less for each message
-        waiting = pending.waiting
+        backlog = self._backlog  # its `has_room` inlined: a call less for each message
+        waiting = backlog.messages
         if (
             self._plain_tickets
-            or waiting >= pending.messages_max
-            or (waiting and pending.waiting_bytes + len(body) > pending.bytes_max)
+            or waiting >= backlog.messages_max
+            or (waiting and backlog.bytes + len(body) > backlog.bytes_max)
         ):
             return None
         return self._door.submit(call, timeout_ms, waiter)

@@ -23,7 +23,8 @@ from messagebus._io.amqp.link import Link
 from messagebus._io.loop import Tasks
 from messagebus._io.publish.publishes import NO_SPOOL, Address
 from messagebus._io.wire import Topology
-from messagebus.core.pending import REFUSED, Item, PendingPublishes
+from messagebus.core.ends import REFUSED, End, Item
+from messagebus.core.pending import PendingPublishes
 from messagebus.destination import Queue
 from messagebus.errors import (
     ACCESS_REFUSED,
@@ -84,6 +85,7 @@ class Destinations:
         on_login_refused: Callable[[LoginRefused], None],
     ) -> None:
         self._topology, self._pending, self._tasks = topology, pending, tasks
+        self._backlog = pending.backlog
         self._link, self._settle, self._wake, self._leave = link, settle, wake, leave
         self._on_login_refused = on_login_refused
         self._loop = asyncio.get_running_loop()
@@ -120,7 +122,7 @@ class Destinations:
             self._to_look_for[destination] = address
             return
         if not address.wanted:
-            self._pending.open_destination(destination)
+            self._backlog.open(destination)
             return
         self._tasks.spawn(self._open(address))
 
@@ -140,7 +142,7 @@ class Destinations:
     @property
     def opening(self) -> int:
         """The number of destinations that are being registered and settled."""
-        is_open = self._pending.destination_is_open
+        is_open = self._backlog.is_open
         return sum(not is_open(each) for each in list(self.known))  # other threads ask, too
 
     async def verify(self, link: Link) -> list[Address]:
@@ -150,9 +152,7 @@ class Destinations:
         link is used. Raises LinkLost.
         """
         used = [
-            each
-            for destination, each in self.known.items()
-            if self._pending.destination_is_open(destination)
+            each for destination, each in self.known.items() if self._backlog.is_open(destination)
         ]
         if len(used) > LOOKS_AT_ONCE:
             awaited = {item.destination for item in self._pending.unsettled()}
@@ -169,16 +169,15 @@ class Destinations:
             old -= {item.destination for item in self._pending.unsettled()}
         for name in old:
             del self._resting[name]
-            self._pending.forget_destination(name)
+            self._backlog.forget(name)
         for name in [name for name, each in self._refusals.items() if now_s >= each.until_s]:
             del self._refusals[name]
         closed = {
             each.destination
             for each in addresses
-            if self.known.get(each.destination) is each
-            and self._pending.destination_is_open(each.destination)
+            if self.known.get(each.destination) is each and self._backlog.is_open(each.destination)
         }
-        self._pending.close_destinations(closed)
+        self._backlog.close(closed)
         for name in closed:
             self._resting[name] = _Resting(self.known.pop(name), now_s + FORGET_S)
         self.open_held()
@@ -198,7 +197,7 @@ class Destinations:
             for address in some:
                 del self._to_look_for[address.destination]
                 if self.known.get(address.destination) is address:
-                    self._pending.open_destination(address.destination)
+                    self._backlog.open(address.destination)
             self._wake()
 
     async def _look_for(self, addresses: list[Address], link: Link) -> None:
@@ -218,13 +217,13 @@ class Destinations:
         log.info("destination gone destination=%s reason=%r", address.name, reason)
         self._gone[address.destination] = address
         del self.known[address.destination]
-        self._pending.close_destination(address.destination)
+        self._backlog.close({address.destination})
 
     def open_held(self) -> None:
         """Open what has vanished or rests, where messages wait for it; the rest stays closed."""
         resting = {name: each.address for name, each in self._resting.items()}
         for destination, address in (self._gone | resting).items():
-            if self._pending.holds(destination):
+            if self._backlog.holds(destination):
                 self.use(address)
 
     def link_lost(self, why: LinkError) -> None:
@@ -268,7 +267,7 @@ class Destinations:
         except MessageBusError as fault:
             self._refuse(address, str(fault))
         else:
-            self._pending.open_destination(address.destination)
+            self._backlog.open(address.destination)
             self._wake()
 
     def _hand_on(self, address: Address) -> None:
@@ -287,7 +286,7 @@ class Destinations:
                 told = reason_of(fault)
             if not told:
                 return
-            self._settle(self._pending.end(items, REFUSED, told))
+            self._settle(self._pending.ends.settle(items, End(REFUSED, told)))
         self._partitioned.pop(address.destination, None)
         self._refuse(address, told)
 
@@ -304,7 +303,7 @@ class Destinations:
         self.known.pop(destination, None)
         until_s = time.monotonic() + (ABSENT_S if unroutable else REFUSED_S)
         self._refusals[destination] = _Refusal(reason, until_s, unroutable)
-        self._pending.close_destination(destination)
+        self._backlog.close({destination})
         self._settle(self._pending.refuse_destination(destination, reason, unroutable=unroutable))
 
 

@@ -29,7 +29,8 @@ from messagebus._io.publish.publishes import (
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import PublisherConfig
 from messagebus.core.confirms import Packing
-from messagebus.core.pending import Item, PendingPublishes
+from messagebus.core.ends import REFUSED, End, Item
+from messagebus.core.pending import PendingPublishes
 from messagebus.destination import PARTS
 from messagebus.message import Message
 
@@ -37,7 +38,7 @@ from messagebus.message import Message
 class SpoolCounts(NamedTuple):
     """Counts of a publisher's spool: see `messagebus.stats.PublisherStats`.
 
-    ends: of messages sent from it, by outcome; `PendingPublishes.ended` has them, too.
+    ends: of messages sent from it, by outcome; the `Ends` of its publisher have them, too.
     """
 
     messages: int = 0
@@ -150,6 +151,7 @@ class MemoryDoor:
 
     def __init__(self, driver: Sending, config: PublisherConfig) -> None:
         self._driver, self._pending, self._ids = driver, driver.pending, driver.ids
+        self._backlog = driver.pending.backlog
         self._known = driver.destinations.known
         self._batch, self._bundle_max = config.batch, config.backlog_messages_max
         self._loop = asyncio.get_running_loop()
@@ -162,7 +164,7 @@ class MemoryDoor:
         deadline_ms = monotonic_ms() + timeout_ms
         if message is None:
             publish = Publish(next(self._ids), target, body, None, deadline_ms, waiter)
-            self._pending.accept(publish)
+            self._backlog.accept(publish)
         else:
             message_id = message.message_id or next(self._ids)
             publish = Publish(message_id, target, body, None, deadline_ms, waiter)
@@ -174,14 +176,14 @@ class MemoryDoor:
                 return self.refuse(publish, f"cannot be encoded: {type(fault).__name__}")
             if alone and (too_long := self.frame_fault(publish.properties)):
                 return self.refuse(publish, too_long)
-            self._pending.accept(publish, alone=alone)
+            self._backlog.accept(publish, alone=alone)
         if not self._driver.is_woken:
             self._driver.wake()
         return publish
 
     def refuse(self, publish: Publish, reason: str) -> Publish:
         """End a publish that cannot be sent at all, in a turn of its own."""
-        self._pending.refuse(publish, reason)
+        self._pending.ends.settle([publish], End(REFUSED, reason))
         self._loop.call_soon(tell, [publish], time.monotonic_ns())
         return publish
 
@@ -205,7 +207,7 @@ class MemoryDoor:
             return
         if publish.target.destination not in self._known:
             self.open(publish.target)
-        self._pending.accept(publish, alone=True)
+        self._backlog.accept(publish, alone=True)
         self._driver.wake()
 
     def frame_fault(self, properties: bytes) -> str:
@@ -217,7 +219,7 @@ class MemoryDoor:
         """Accept one of two copies, as `submit`."""
         if copy.target.destination not in self._known:
             self.open(copy.target)
-        self._pending.accept(copy, alone=copy.alone)
+        self._backlog.accept(copy, alone=copy.alone)
         if not self._driver.is_woken:
             self._driver.wake()
 
@@ -226,7 +228,7 @@ class MemoryDoor:
         for copy in reversed(copies):
             if copy.target.destination not in self._known:
                 self.open(copy.target)
-            self._pending.accept_first(copy, alone=copy.alone)
+            self._backlog.accept_first(copy, alone=copy.alone)
         self._driver.wake()
 
     def submit_bundle(
@@ -241,7 +243,7 @@ class MemoryDoor:
         """Accept a bundle."""
         if bundle.target.destination not in self._known:
             self.open(bundle.target)
-        self._pending.accept_bundle(bundle)
+        self._backlog.accept_bundle(bundle)
         self._driver.wake()
 
     # Destinations and how their messages are packed.
@@ -249,7 +251,7 @@ class MemoryDoor:
         """Open the destination of a target for which a message is accepted in this turn of the loop."""
         packing = self._packing(target)
         if packing is not None:
-            self._pending.pack(target.destination, packing)
+            self._backlog.pack(target.destination, packing)
         if not target.confirms:
             self._driver.unconfirmed.add(target.destination)
         self._driver.destinations.use(target.address)

@@ -31,7 +31,15 @@ from messagebus._io.publish.routes import AnyBroker, RoutePolicy
 from messagebus._io.wire import Wire
 from messagebus.clock import monotonic_ms
 from messagebus.config import BusConfig, PublisherConfig
-from messagebus.core.pending import PUBLISHER_STOPPED, REFUSED, Entry, Item, PendingPublishes
+from messagebus.core.ends import (
+    END_UNCONFIRMED,
+    PUBLISHER_STOPPED,
+    REFUSED,
+    End,
+    Entry,
+    Item,
+)
+from messagebus.core.pending import PendingPublishes
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -201,7 +209,7 @@ class PublishDriver:
 
     def begin_flush(self) -> list[Item]:
         """Let nothing linger, and return the accepted publishes that are not settled."""
-        self.pending.close_batches()
+        self.pending.backlog.lingering.end_all()
         self.wake()
         return self.door.unsettled()
 
@@ -218,7 +226,7 @@ class PublishDriver:
         links = self.links
         link, sender = links.current, links.sender
         if (
-            self.pending.waiting
+            self.pending.backlog.messages
             and link is not None
             and sender is not None
             and link.is_open
@@ -246,8 +254,9 @@ class PublishDriver:
         if self.on_displaced is not None and (barred := pending.displace(link.broker, sent_ms)):
             self.on_displaced(self, barred)
         entries = pending.take(sent_ms)
-        if pending.lingering and self._linger is None:
-            due_ms = pending.lingers_until_ms()
+        lingering = pending.backlog.lingering
+        if lingering.destinations and self._linger is None:
+            due_ms = lingering.until_ms()
             if due_ms is not None:
                 self._linger = self._loop.call_later(
                     (due_ms - monotonic_ms()) / 1000, self._lingered
@@ -260,15 +269,15 @@ class PublishDriver:
         except (pika.exceptions.AMQPChannelError, pika.exceptions.AMQPConnectionError):
             link.abort()  # it has just ended: they go out on the next one
             return
-        if pending.current is not None:
-            pending.current.written(link.sent_bytes)
+        if pending.in_flight.current is not None:
+            pending.in_flight.current.written(link.sent_bytes)
         if self.unconfirmed:
             self._settle_unconfirmed(entries)
 
     def _settle_unconfirmed(self, entries: list[Entry]) -> None:
         for entry in entries:
             if entry.destination in self.unconfirmed:
-                settled = self.pending.unconfirmed(entry)
+                settled = self.pending.ends.settle([entry], END_UNCONFIRMED)
                 self.counters.unconfirmed += len(settled)
                 self._tell(settled)
 
@@ -299,7 +308,7 @@ class PublishDriver:
 
     def refuse(self, items: Iterable[Item], reason: str) -> None:
         """Settle items that were taken out as refused."""
-        self.settle(self.pending.end([*items], REFUSED, reason))
+        self.settle(self.pending.ends.settle(items, End(REFUSED, reason)))
 
     def withdraw(self, items: Sequence[Item], reason: str) -> None:
         """Settle these before their deadline."""
@@ -360,10 +369,10 @@ class PublishDriver:
     def counts(self) -> Counter[str]:
         """Return what it counts, by the names of `PublisherStats` and of outcomes. Any thread may ask."""
         return Counter(
-            **self.pending.ended,
+            **self.pending.ends.counts,
             retried=self.pending.retried,
-            backlog=self.pending.waiting,
-            window=self.pending.in_flight,
+            backlog=self.pending.backlog.messages,
+            window=self.pending.in_flight.count,
             settling=self.destinations.opening,
             dials=self.links.route.dials,
             moves=self.links.route.moves,

@@ -27,7 +27,7 @@ from messagebus._io.publish.publishes import (
 from messagebus._io.wire import Wire
 from messagebus.clock import in_seconds, monotonic_ms
 from messagebus.config import BusConfig, PublisherConfig
-from messagebus.core.pending import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE, Item
+from messagebus.core.ends import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE, Item
 from messagebus.core.redundancy import PARTITIONED, REQUIRED
 from messagebus.errors import ConfigError, NotReady
 from messagebus.stats import PublisherStats
@@ -122,8 +122,8 @@ class Drivers:
         if self.partitions is not None and self.partitions.crowded is not None:
             return False
         second = None if self.redundant is None else self.redundant.second
-        return self.own.pending.has_room(size, count) and (
-            second is None or second.pending.has_room(size, count)
+        return self.own.pending.backlog.has_room(size, count) and (
+            second is None or second.pending.backlog.has_room(size, count)
         )
 
     @property
@@ -132,8 +132,8 @@ class Drivers:
         messages, size = (0, 0) if self.partitions is None else self.partitions.waiting()
         drivers = self._balanced
         return (
-            max(messages, *(each.pending.waiting for each in drivers)),
-            max(size, *(each.pending.waiting_bytes for each in drivers)),
+            max(messages, *(each.pending.backlog.messages for each in drivers)),
+            max(size, *(each.pending.backlog.bytes for each in drivers)),
         )
 
     def away_home(self, topic: str, key: str) -> str:

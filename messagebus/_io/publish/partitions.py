@@ -35,6 +35,7 @@ from messagebus._io.publish.publishes import (
 from messagebus._io.wire import NEWS_WAIT_S, Topology, Wire, follow_homes
 from messagebus.broker import Broker, BrokerList
 from messagebus.clock import monotonic_ms
+from messagebus.core.ends import DEADLINE_PASSED, END_UNROUTABLE, Item
 from messagebus.core.homes import (
     Chain,
     Home,
@@ -44,7 +45,6 @@ from messagebus.core.homes import (
     read_chains,
     segment_of,
 )
-from messagebus.core.pending import DEADLINE_PASSED, NO_READER, UNROUTABLE, Item
 from messagebus.destination import PARTS
 from messagebus.stats import Durability
 from messagebus.topology import Options
@@ -119,9 +119,9 @@ class HomeBroker:
     def end_unroutable(self, destination: str) -> None:
         """Settle what came back, since nobody reads there, and send what follows."""
         pending = self.driver.pending
-        items = pending.move_out(destination, only_sent=True)
-        self.driver.settle(pending.end(items, UNROUTABLE, NO_READER))
-        pending.unseal(destination)
+        items = pending.backlog.move_out(destination, only_sent=True)
+        self.driver.settle(pending.ends.settle(items, END_UNROUTABLE))
+        pending.backlog.unseal(destination)
         self.driver.wake()
 
 
@@ -170,7 +170,7 @@ class Partitions:
     def __init__(self, first: PublishDriver, topology: Topology) -> None:
         """Create it without a topic. first: the publisher's own driver."""
         self._first, self._topology = first, topology
-        self._share = max(1, first.pending.messages_max // AWAY_SHARE)
+        self._share = max(1, first.pending.backlog.messages_max // AWAY_SHARE)
         self._tasks, self._ending = Tasks(), Tasks()
         self.brokers: dict[str, HomeBroker] = {}
         self._topics: dict[str, _Topic] = {}
@@ -242,31 +242,31 @@ class Partitions:
         """Send partitions to their next homes, when nothing is unanswered at the old ones."""
         for partition, home in list(topic.moving.items()):
             old, left = topic.brokers[partition].driver.pending, topic.destination(partition)
-            unanswered = [topic.homes[partition].epoch] * old.is_unanswered(left)
+            unanswered = [topic.homes[partition].epoch] * old.in_flight.has(left)
             if not may_publish(home, unanswered):
                 continue
             log.info("partition moved topic=%s partition=%d to=%s", topic.name, partition, home)
             topic.homes[partition], topic.targets[partition] = home, {}
             topic.brokers[partition] = new = self._broker(home, topic.name)
-            for item in cast(list[Publish], old.move_out(left)):
+            for item in cast(list[Publish], old.backlog.move_out(left)):
                 item.target = self._target(topic, partition, item.target.content_type)
                 item.destination = item.target.destination
                 new.driver.memory.accept_alone(item)
-            old.unseal(left)
+            old.backlog.unseal(left)
             del topic.moving[partition]
         if topic.moving:
             self._loop.call_later(MOVING_S, self._move, topic)
 
     def _look_at_sealed(self, topic: _Topic, now: int) -> None:
         """End what came back from a home that no agent has seen moving, neither at once nor later."""
-        if not any(each.driver.pending.sealed for each in self.brokers.values()):
+        if not any(each.driver.pending.backlog.sealed for each in self.brokers.values()):
             return
         taking = [chain.taking for chain in read_chains(topic.text, topic.count)]
         for partition, broker in enumerate(topic.brokers):
             sealed = topic.destination(partition)
             if taking[partition] != topic.homes[partition]:
                 continue
-            if sealed not in broker.driver.pending.sealed:
+            if sealed not in broker.driver.pending.backlog.sealed:
                 continue
             if not topic.sealed_ms:
                 topic.sealed_ms[partition] = now
@@ -308,14 +308,14 @@ class Partitions:
         broker, own = topic.brokers[partition], topic.targets[partition].get(target.content_type)
         if own is None:
             own = self._target(topic, partition, target.content_type)
-        memory, pending = broker.driver.memory, broker.driver.pending
-        if pending.waiting >= self._share:
+        memory, backlog = broker.driver.memory, broker.driver.pending.backlog
+        if backlog.messages >= self._share:
             if broker.is_away(monotonic_ms()):
                 message_id = message.message_id if message is not None else ""
                 publish = Publish(message_id, own, body, None, 0, waiter)
                 away = f"home {broker.name} of partition {partition} is away"
                 return memory.refuse(publish, f"{away}, and {self._share} wait")
-            if not pending.has_room(len(body) + 1, 2):
+            if not backlog.has_room(len(body) + 1, 2):
                 self.crowded = broker
         return memory.submit((own, body, message), timeout_ms, waiter)
 
@@ -340,7 +340,9 @@ class Partitions:
     def _look(self) -> None:
         now = monotonic_ms()
         crowded = self.crowded
-        if crowded is not None and (crowded.driver.pending.has_room(0) or crowded.is_away(now)):
+        if crowded is not None and (
+            crowded.driver.pending.backlog.has_room(0) or crowded.is_away(now)
+        ):
             self.crowded = None
 
     def _tick(self) -> None:
@@ -368,11 +370,13 @@ class Partitions:
         """Return the messages that wait for the busiest home that answers, and bytes."""
         now = monotonic_ms()
         near = [
-            each.driver.pending for each in list(self.brokers.values()) if not each.is_away(now)
+            each.driver.pending.backlog
+            for each in list(self.brokers.values())
+            if not each.is_away(now)
         ]
         return (
-            max((each.waiting for each in near), default=0),
-            max((each.waiting_bytes for each in near), default=0),
+            max((each.messages for each in near), default=0),
+            max((each.bytes for each in near), default=0),
         )
 
     def counts(self) -> Counter[str]:

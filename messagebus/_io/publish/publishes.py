@@ -23,7 +23,7 @@ from messagebus._io.amqp.properties import A_MADE_ID, bare_entry_shape, bare_sha
 from messagebus.bodies import BINARY
 from messagebus.config import NOT_BOTH
 from messagebus.core.confirms import Batch
-from messagebus.core.pending import CONFIRMED, END_CONFIRMED, SPOOLED, Entry, Item
+from messagebus.core.ends import CONFIRMED, END_CONFIRMED, SPOOLED, Entry, Item
 from messagebus.core.redundancy import MODES, PARTITIONED, REQUIRED
 from messagebus.destination import Delay, Destination, Queue, Topic, delay_step, parse_destination
 from messagebus.errors import (

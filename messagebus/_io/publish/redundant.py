@@ -34,7 +34,7 @@ from messagebus._io.publish.publishes import (
 )
 from messagebus._io.publish.routes import AnotherBroker
 from messagebus.clock import LogLimit, monotonic_ms
-from messagebus.core.pending import CONFIRMED, REFUSED, Item
+from messagebus.core.ends import CONFIRMED, REFUSED, End, Item
 from messagebus.core.redundancy import NO_SECOND, PREFERRED, CopyEnd, PairEnd, end_of
 from messagebus.stats import CONFIRMED_OUTCOME, Durability, Outcome, Published
 
@@ -330,7 +330,7 @@ class RedundantDrivers:
             if copy.twin is None and copy.target.redundancy == PREFERRED:
                 driver.memory.take_over([copy])
             else:
-                driver.pending.refuse(copy, UNNAMED)
+                driver.pending.ends.settle([copy], End(REFUSED, UNNAMED))
                 tell((copy,), time.monotonic_ns())
         driver.flushes.look()
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from messagebus._io.amqp.link import Link
 from messagebus._io.wire import Follower, Wire
 from messagebus.broker import Broker, BrokerList
-from messagebus.core.pending import DEADLINE_PASSED
+from messagebus.core.ends import DEADLINE_PASSED
 
 FOLLOW_INTERVAL_S = 30
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from messagebus.core.confirms import Batch, ConfirmWindow, Packing, bundled
-from messagebus.core.pending import Item
+from messagebus.core.ends import Item
 from tests.support.examples import examples
 
 MESSAGES_MAX, BYTES_MAX = 6, 100

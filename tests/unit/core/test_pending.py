@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import settings
 
 from messagebus.core.confirms import Batch, Packing
-from messagebus.core.pending import UNKNOWN, Item, PendingPublishes
+from messagebus.core.ends import REFUSED, SPOOLED, UNKNOWN, End, Item
+from messagebus.core.pending import PendingPublishes
 from tests.support.examples import examples
 from tests.support.pending_oracle import AgainstAnOracle
 
@@ -39,10 +40,10 @@ def accepted(*items: Item, links: tuple[int, ...] = (1,), **changes: Any) -> Pen
     """Return pending publishes of these items, with all destinations open and links to distinct brokers."""
     made = pending(**changes)
     for each in items:
-        made.accept(each)
-        made.open_destination(each.destination)
+        made.backlog.accept(each)
+        made.backlog.open(each.destination)
     for link in links:
-        made.link_opened(link, after=())
+        made.in_flight.opened(link, after=())
     return made
 
 
@@ -70,12 +71,12 @@ def still_open(made: PendingPublishes) -> int:
 
 def test_a_publish_waits_until_its_destination_is_registered() -> None:
     made = pending()
-    made.accept(item("1"))
-    made.link_opened(1, after=())
-    assert not made.destination_is_open("a")
+    made.backlog.accept(item("1"))
+    made.in_flight.opened(1, after=())
+    assert not made.backlog.is_open("a")
     assert ids(made.take(0)) == []
-    made.open_destination("a")
-    assert made.destination_is_open("a")
+    made.backlog.open("a")
+    assert made.backlog.is_open("a")
     assert ids(made.take(0)) == ["1"]
 
 
@@ -102,21 +103,21 @@ def test_answers_and_returns_of_a_link_that_is_gone_mean_nothing() -> None:
 
 def test_what_cannot_be_sent_at_all_is_refused_and_counted() -> None:
     made, never = accepted(), item("1")
-    made.refuse(never, "cannot be encoded")
+    made.ends.settle([never], End(REFUSED, "cannot be encoded"))
     assert ends([never]) == [("1", "refused")]
-    assert made.ended["refused"] == 1
-    assert made.waiting == 0
+    assert made.ends.counts["refused"] == 1
+    assert made.backlog.messages == 0
 
 
 def test_the_oldest_unanswered_publish_says_how_slow_the_broker_is() -> None:
     made = accepted(item("1"), item("2"), links=())
-    assert made.unanswered_ms(50) == 0
-    made.link_opened(1, after=())
-    assert made.unanswered_ms(50) == 0
+    assert made.in_flight.unanswered_ms(50) == 0
+    made.in_flight.opened(1, after=())
+    assert made.in_flight.unanswered_ms(50) == 0
     list(made.take(100))
-    assert made.unanswered_ms(1_100) == 1_000
+    assert made.in_flight.unanswered_ms(1_100) == 1_000
     made.answered(1, 2, multiple=True, ok=True)
-    assert made.unanswered_ms(1_200) == 0
+    assert made.in_flight.unanswered_ms(1_200) == 0
 
 
 # Links.
@@ -125,7 +126,7 @@ def test_a_retry_carries_the_same_publish_first_and_in_order() -> None:
     sent = list(made.take(0))
     made.answered(1, 2, multiple=False, ok=True)
     assert made.link_lost(1, 10) == []
-    made.link_opened(2, after=())
+    made.in_flight.opened(2, after=())
     again = list(made.take(20))
     assert again[:2] == [sent[0], sent[2]]
     assert ids(again) == ["0", "2", "3"]
@@ -147,7 +148,7 @@ def refused_once(*names: str) -> PendingPublishes:
     made = accepted(*(item(name) for name in names))
     made.take(0)
     assert made.link_lost(1, 0, REFUSED_406, refused=True) == []
-    made.link_opened(2, after=())
+    made.in_flight.opened(2, after=())
     return made
 
 
@@ -159,7 +160,7 @@ def test_the_publish_that_is_refused_alone_ends_and_costs_the_others_nothing() -
     refused = made.link_lost(2, 0, REFUSED_406, refused=True)
     assert ends(refused) == [("bad", "refused")]
     assert reasons(refused) == {REFUSED_406}
-    made.link_opened(3, after=())
+    made.in_flight.opened(3, after=())
     (last,) = made.take(0)
     assert isinstance(last, Item)
     assert (last.message_id, last.attempts) == ("3", 2)
@@ -180,63 +181,74 @@ class Together(Item):
 
 def test_a_refused_bundle_is_split_before_its_messages_are_refused() -> None:
     made = pending()
-    made.pack("a", Packing(10, 1_000, 0))
-    made.accept_bundle(Together())
-    made.open_destination("a")
+    made.backlog.pack("a", Packing(10, 1_000, 0))
+    made.backlog.accept_bundle(Together())
+    made.backlog.open("a")
     for link in (1, 2):  # in the window, then alone
-        made.link_opened(link, after=())
+        made.in_flight.opened(link, after=())
         assert len(made.take(0)) == 1
         assert made.link_lost(link, 0, REFUSED_406, refused=True) == []
-    assert (made.waiting, made.waiting_bytes) == (3, 30)
-    made.link_opened(3, after=())
+    assert (made.backlog.messages, made.backlog.bytes) == (3, 30)
+    made.in_flight.opened(3, after=())
     assert ids(made.take(0)) == ["1"]
     made.answered(3, 1, multiple=False, ok=True)
     assert ids(made.take(0)) == ["bad"]
     assert ends(made.link_lost(3, 0, REFUSED_406, refused=True)) == [("bad", "refused")]
-    made.link_opened(4, after=())
+    made.in_flight.opened(4, after=())
     assert ids(made.take(0)) == ["3"]
     assert ends(made.answered(4, 1, multiple=False, ok=True)) == [("3", "confirmed")]
-    assert made.waiting == made.waiting_bytes == 0
+    assert made.backlog.messages == made.backlog.bytes == 0
 
 
 def test_a_destination_is_forgotten_when_it_is_closed_and_empty() -> None:
     made = pending()
-    made.pack("a", Packing(10, 1_000, 0))
-    made.accept(item("1"))
-    made.forget_destination("a")
-    assert made.holds("a"), "a message waits for it"
-    made.open_destination("a")
-    made.forget_destination("a")
-    assert made.destination_is_open("a")
-    made.link_opened(1, after=())
+    made.backlog.pack("a", Packing(10, 1_000, 0))
+    made.backlog.accept(item("1"))
+    made.backlog.forget("a")
+    assert made.backlog.holds("a"), "a message waits for it"
+    made.backlog.open("a")
+    made.backlog.forget("a")
+    assert made.backlog.is_open("a")
+    made.in_flight.opened(1, after=())
     made.take(0)
-    made.close_destination("a")
-    made.forget_destination("a")
-    made.accept(item("2"))
-    made.open_destination("a")
+    made.backlog.close({"a"})
+    made.backlog.forget("a")
+    made.backlog.accept(item("2"))
+    made.backlog.open("a")
     assert [type(each) for each in made.take(0)] == [Item], "it is not packed any more"
+
+
+def test_a_destination_whose_batch_lingers_is_not_forgotten() -> None:
+    made = pending()
+    made.backlog.pack("a", Packing(10, 1_000, 5))
+    made.backlog.accept(item("1"))
+    made.backlog.forget("a")
+    made.backlog.open("a")
+    made.in_flight.opened(1, after=())
+    assert made.take(0) == []
+    assert packs(made.take(5)) == [["1"]]
 
 
 def test_a_refused_batch_is_split_before_its_messages_are_refused() -> None:
     made = pending()
-    made.pack("a", Packing(10, 1_000, 0))
+    made.backlog.pack("a", Packing(10, 1_000, 0))
     for name in ("1", "bad", "3"):
-        made.accept(item(name))
-    made.open_destination("a")
+        made.backlog.accept(item(name))
+    made.backlog.open("a")
     for link in (1, 2):  # in the window, then alone
-        made.link_opened(link, after=())
+        made.in_flight.opened(link, after=())
         assert [len(each.items) for each in made.take(0) if isinstance(each, Batch)] == [3]
         assert made.link_lost(link, 0, REFUSED_406, refused=True) == []
-    assert made.waiting == 3
-    made.link_opened(3, after=())
+    assert made.backlog.messages == 3
+    made.in_flight.opened(3, after=())
     assert ids(made.take(0)) == ["1"]
     made.answered(3, 1, multiple=False, ok=True)
     assert ids(made.take(0)) == ["bad"]
     assert ends(made.link_lost(3, 0, REFUSED_406, refused=True)) == [("bad", "refused")]
-    made.link_opened(4, after=())
+    made.in_flight.opened(4, after=())
     assert ids(made.take(0)) == ["3"]
     assert ends(made.answered(4, 1, multiple=False, ok=True)) == [("3", "confirmed")]
-    assert made.waiting == made.waiting_bytes == 0
+    assert made.backlog.messages == made.backlog.bytes == 0
 
 
 def test_an_unknown_end_says_why_the_link_ended() -> None:
@@ -248,8 +260,8 @@ def test_an_unknown_end_says_why_the_link_ended() -> None:
 def test_order_on_one_broker_holds_over_a_renewal_of_the_link() -> None:
     made = accepted(item("1"))
     list(made.take(0))
-    made.accept(item("2"))
-    made.link_opened(2, after=[1])
+    made.backlog.accept(item("2"))
+    made.in_flight.opened(2, after=[1])
     assert ids(made.take(0)) == []
     made.answered(1, 1, multiple=False, ok=True)
     assert ids(made.take(0)) == ["2"]
@@ -259,9 +271,9 @@ def test_order_on_one_broker_holds_over_a_renewal_of_the_link() -> None:
 def test_a_deadline_refuses_what_was_never_sent_and_leaves_unknown_what_was() -> None:
     made = accepted(item("sent", deadline_ms=100))
     list(made.take(0))
-    made.accept(item("waiting", deadline_ms=100))
-    made.accept(item("held", destination="b", deadline_ms=100))
-    made.accept(item("later", deadline_ms=101))
+    made.backlog.accept(item("waiting", deadline_ms=100))
+    made.backlog.accept(item("held", destination="b", deadline_ms=100))
+    made.backlog.accept(item("later", deadline_ms=101))
     assert made.expire(99) == []
     settled = made.expire(100)
     assert sorted(ends(settled)) == [
@@ -270,7 +282,7 @@ def test_a_deadline_refuses_what_was_never_sent_and_leaves_unknown_what_was() ->
         ("waiting", "refused"),
     ]
     assert reasons(settled) == {"deadline passed"}
-    assert (made.waiting, made.waiting_bytes, still_open(made)) == (1, 10, 1)
+    assert (made.backlog.messages, made.backlog.bytes, still_open(made)) == (1, 10, 1)
     assert ids(made.take(100)) == ["later"]
 
 
@@ -286,7 +298,7 @@ def test_a_clock_that_is_put_forward_brings_deadlines_and_lingering_batches_near
     assert ends(made.expire(200)) == [("waits", "refused")]
     made.put_forward(1)
     late = item("late", deadline_ms=300)
-    made.accept(late)
+    made.backlog.accept(late)
     assert ends(made.expire(299)) == []
     assert ends(made.expire(300)) == [("late", "refused")]
     lingers = packed(item("a"), packing=Packing(10, 50, 40))
@@ -303,12 +315,12 @@ PACKING = Packing(count_max=3, bytes_max=50, linger_ms=0)
 def packed(*items: Item, packing: Packing = PACKING, **changes: Any) -> PendingPublishes:
     """Return pending publishes with an open destination "a" that packs, and a link."""
     made = pending(messages_max=100, bytes_max=10_000, window_bytes_max=10_000, **changes)
-    made.pack("a", packing)
-    made.open_destination("a")
-    made.open_destination("b")
-    made.link_opened(1, after=())
+    made.backlog.pack("a", packing)
+    made.backlog.open("a")
+    made.backlog.open("b")
+    made.in_flight.opened(1, after=())
     for each in items:
-        made.accept(each)
+        made.backlog.accept(each)
     return made
 
 
@@ -322,10 +334,10 @@ def numbered(*sizes: int) -> list[Item]:
 
 def test_whoever_waits_for_all_ends_the_wait_of_lingering_batches() -> None:
     made = packed(*numbered(10), packing=PACKING._replace(linger_ms=1_000))
-    made.accept(item("other", destination="b"))
-    made.close_batches()
+    made.backlog.accept(item("other", destination="b"))
+    made.backlog.lingering.end_all()
     assert packs(made.take(0)) == [["other"], ["1"]]
-    made.accept(item("2"))
+    made.backlog.accept(item("2"))
     assert packs(made.take(999)) == []
 
 
@@ -335,16 +347,16 @@ def bundle(message_id: str, count: int, *, deadline_ms: int = FAR_MS) -> Item:
 
 def test_a_bundle_is_a_batch_of_its_own_and_counts_as_its_messages() -> None:
     made = packed(*numbered(1))
-    assert made.has_room(10, 99)
-    assert not made.has_room(10, 100)
-    made.accept_bundle(bundle("b", 3))
-    made.accept(item("2"))
-    assert made.waiting == 5
+    assert made.backlog.has_room(10, 99)
+    assert not made.backlog.has_room(10, 100)
+    made.backlog.accept_bundle(bundle("b", 3))
+    made.backlog.accept(item("2"))
+    assert made.backlog.messages == 5
     assert packs(made.take(0)) == [["1"], ["b"], ["2"]]
-    assert made.waiting == made.waiting_bytes == 0
+    assert made.backlog.messages == made.backlog.bytes == 0
     settled = made.answered(1, 0, multiple=True, ok=True)
     assert ids(settled) == ["1", "b", "2"]
-    assert made.ended["confirmed"] == 5
+    assert made.ends.counts["confirmed"] == 5
 
 
 # Against an oracle.
@@ -357,29 +369,33 @@ TestAgainstAnOracle.settings = settings(
 def test_what_is_withdrawn_is_in_order_and_leaves_the_places_of_its_tags() -> None:
     made = accepted(item("1"), item("2"), item("3"), window=2)
     assert ids(made.take(0)) == ["1", "2"]
-    made.accept(other := item("4", destination="other"))
-    made.accept(item("5"))
+    made.backlog.accept(other := item("4", destination="other"))
+    made.backlog.accept(item("5"))
     taken = made.take_out(lambda each: each is not other)
     assert ids(taken) == ["1", "2", "3", "5"]
     assert ids(made.unsettled()) == ["4"]
-    assert (made.waiting, made.in_flight) == (1, 2)
+    assert (made.backlog.messages, made.in_flight.count) == (1, 2)
     assert made.answered(1, 1, multiple=False, ok=True) == [], "its answer no longer counts"
     assert made.link_lost(1, 0) == []
     assert made.retried == 0
-    assert ends(made.end(taken[:1], "spooled")) == [("1", "spooled")]
-    assert made.end(taken[:1], "refused") == []
-    assert made.ended["spooled"] == 1
+    assert ends(made.ends.settle(taken[:1], End(SPOOLED))) == [("1", "spooled")]
+    assert made.ends.settle(taken[:1], End(REFUSED)) == []
+    assert made.ends.counts["spooled"] == 1
 
 
 def test_a_batch_is_withdrawn_message_by_message() -> None:
     made = accepted(item("1"))
-    made.pack("a", Packing(10, 1_000, 50))
-    made.accept(item("2"))
-    made.accept(item("3"))
+    made.backlog.pack("a", Packing(10, 1_000, 50))
+    made.backlog.accept(item("2"))
+    made.backlog.accept(item("3"))
     assert ids(made.take_out(lambda _: True)) == ["1", "2", "3"]
-    assert (made.waiting, made.waiting_bytes, made.lingers_until_ms()) == (0, 0, None)
-    made.accept(item("4"))
-    made.close_batches()
+    assert (made.backlog.messages, made.backlog.bytes, made.backlog.lingering.until_ms()) == (
+        0,
+        0,
+        None,
+    )
+    made.backlog.accept(item("4"))
+    made.backlog.lingering.end_all()
     assert ids(made.unsettled()) == ["4"]
 
 
@@ -396,17 +412,17 @@ def test_in_order_what_was_told_unknown_goes_again_before_all_that_follows() -> 
             retry_unknown=True,
             ordered=ordered,
         )
-        pending.open_destination("t")
-        pending.link_opened(1, after=())
+        pending.backlog.open("t")
+        pending.in_flight.opened(1, after=())
         for number, deadline_ms in (("1", 10), ("2", 90)):
-            pending.accept(Item(number, "t", 1, deadline_ms))
+            pending.backlog.accept(Item(number, "t", 1, deadline_ms))
         assert len(pending.take(0)) == 2
         (told,) = pending.expire(20)
         assert (told.message_id, told.end and told.end.outcome) == ("1", UNKNOWN)
         pending.link_lost(1, 30)
-        pending.accept(Item("3", "t", 1, 90))
+        pending.backlog.accept(Item("3", "t", 1, 90))
         pending.expire(40)
-        pending.link_opened(2, after=())
+        pending.in_flight.opened(2, after=())
         return [entry.message_id for entry in pending.take(50)]
 
     assert after_a_loss(ordered=True) == ["1", "2", "3"]
@@ -418,26 +434,26 @@ def test_what_comes_back_from_a_sealed_destination_waits_in_its_place() -> None:
     made = accepted(first, second)
     made.seals = True
     assert ids(made.take(0)) == ["1", "2"]
-    made.accept(third)
+    made.backlog.accept(third)
     made.returned(1, "a", "2")
-    made.accept(item("4"))
-    assert (made.sealed, made.is_unanswered("a"), made.take(0)) == ({"a"}, True, [])
+    made.backlog.accept(item("4"))
+    assert (made.backlog.sealed, made.in_flight.has("a"), made.take(0)) == ({"a"}, True, [])
     assert made.answered(1, 2, multiple=False, ok=True) == []
     made.returned(1, "a", "1")
     made.answered(1, 1, multiple=False, ok=True)
-    assert not made.is_unanswered("a")
-    assert ids(made.move_out("a")) == ["1", "2", "3", "4"]
-    assert made.waiting == made.waiting_bytes == 0
+    assert not made.in_flight.has("a")
+    assert ids(made.backlog.move_out("a")) == ["1", "2", "3", "4"]
+    assert made.backlog.messages == made.backlog.bytes == 0
 
 
 def test_what_a_lost_link_left_at_a_sealed_destination_goes_first() -> None:
     made = accepted(item("1"), item("2"))
     made.seals = True
     made.take(0)
-    made.accept(item("3"))
+    made.backlog.accept(item("3"))
     made.seal("a")
     made.link_lost(1, 0)
-    assert ids(made.move_out("a")) == ["1", "2", "3"]
+    assert ids(made.backlog.move_out("a")) == ["1", "2", "3"]
 
 
 def test_what_was_sent_and_came_back_ends_and_the_rest_goes_on() -> None:
@@ -446,10 +462,10 @@ def test_what_was_sent_and_came_back_ends_and_the_rest_goes_on() -> None:
     made.take(0)
     made.returned(1, "a", "1")
     made.answered(1, 1, multiple=False, ok=True)
-    made.accept(item("2"))
-    assert ids(made.move_out("a", only_sent=True)) == ["1"]
-    made.unseal("a")
-    assert (made.sealed, ids(made.take(0))) == (set(), ["2"])
+    made.backlog.accept(item("2"))
+    assert ids(made.backlog.move_out("a", only_sent=True)) == ["1"]
+    made.backlog.unseal("a")
+    assert (made.backlog.sealed, ids(made.take(0))) == (set(), ["2"])
 
 
 def test_what_comes_back_late_waits_in_its_order_before_all_else() -> None:
@@ -458,11 +474,11 @@ def test_what_comes_back_late_waits_in_its_order_before_all_else() -> None:
     made.take(0)
     for each in ("1", "2"):
         made.returned(1, "a", each)
-    made.unseal("a")
-    made.accept(item("3"))
+    made.backlog.unseal("a")
+    made.backlog.accept(item("3"))
     made.answered(1, 2, multiple=True, ok=True)
-    made.accept(item("4"))
-    assert ids(made.move_out("a")) == ["1", "2", "3", "4"]
+    made.backlog.accept(item("4"))
+    assert ids(made.backlog.move_out("a")) == ["1", "2", "3", "4"]
 
 
 def test_another_thread_may_count_what_is_in_flight_while_a_link_opens() -> None:
@@ -473,8 +489,8 @@ def test_another_thread_may_count_what_is_in_flight_while_a_link_opens() -> None
         """A window during whose count the loop's thread goes on."""
 
         def __len__(self) -> int:
-            made.link_opened(2, after=())
+            made.in_flight.opened(2, after=())
             return 3
 
-    made._windows[1] = Interrupted()  # type: ignore[assignment]
-    assert made.in_flight == 3
+    made.in_flight.windows[1] = Interrupted()  # type: ignore[assignment]
+    assert made.in_flight.count == 3

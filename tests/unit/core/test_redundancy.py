@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from messagebus.core.confirms import Batch, Packing
-from messagebus.core.pending import Item, PendingPublishes
+from messagebus.core.ends import End, Item
+from messagebus.core.pending import PendingPublishes
 from messagebus.core.redundancy import (
     NO_SECOND,
     PREFERRED,
@@ -118,8 +119,8 @@ def lane(window: int = 3, *, packed: bool = False) -> PendingPublishes:
         retry_unknown=True,
     )
     if packed:
-        made.pack("orders", Packing(count_max=3, bytes_max=100, linger_ms=0))
-    made.open_destination("orders")
+        made.backlog.pack("orders", Packing(count_max=3, bytes_max=100, linger_ms=0))
+    made.backlog.open("orders")
     return made
 
 
@@ -128,8 +129,8 @@ def test_a_barred_copy_leaves_its_batch_and_the_others_stay() -> None:
     twin.place = A
     ours = lane(packed=True)
     for each in (first, second, third):
-        ours.accept(each)
-    ours.link_opened(1, after=())
+        ours.backlog.accept(each)
+    ours.in_flight.opened(1, after=())
     assert ours.displace(A, 0) == [first]
     (batch,) = ours.take(0)
     assert isinstance(batch, Batch)
@@ -140,22 +141,22 @@ def test_what_left_in_a_batch_is_known_to_be_there() -> None:
     pairs = [pair(f"{number}") for number in range(2)]
     ours, other = lane(packed=True), lane(packed=True)
     for first, second in pairs:
-        ours.accept(first)
-        other.accept(second)
+        ours.backlog.accept(first)
+        other.backlog.accept(second)
     for each in (ours, other):
-        each.link_opened(1, after=())
+        each.in_flight.opened(1, after=())
     assert ours.displace(A, 0) == []
     assert len(ours.take(0)) == 1
     assert other.displace(A, 0) == [second for _, second in pairs]
-    assert (other.take(0), other.waiting) == ([], 0)
+    assert (other.take(0), other.backlog.messages) == ([], 0)
 
 
 def test_a_lingering_batch_is_looked_at_before_it_leaves() -> None:
     first, twin = pair("1")
     ours = lane()
-    ours.pack("orders", Packing(count_max=3, bytes_max=100, linger_ms=5))
-    ours.accept(first)
-    ours.link_opened(1, after=())
+    ours.backlog.pack("orders", Packing(count_max=3, bytes_max=100, linger_ms=5))
+    ours.backlog.accept(first)
+    ours.in_flight.opened(1, after=())
     assert ours.take(0) == []
     twin.place = A
     assert ours.displace(A, 5) == [first]
@@ -165,8 +166,8 @@ def test_a_lingering_batch_is_looked_at_before_it_leaves() -> None:
 def test_what_is_no_copy_goes_anywhere() -> None:
     plain = Item("m", "orders", 10, FAR_MS)
     ours = lane()
-    ours.accept(plain)
-    ours.link_opened(1, after=())
+    ours.backlog.accept(plain)
+    ours.in_flight.opened(1, after=())
     assert ours.displace("", 0) == []
     assert ours.take(0) == [plain]
 
@@ -174,16 +175,16 @@ def test_what_is_no_copy_goes_anywhere() -> None:
 def test_what_is_withdrawn_ends_at_once() -> None:
     (first, _), (second, _) = pair("1"), pair("2")
     ours = lane()
-    ours.link_opened(1, after=())
-    ours.accept(first)
+    ours.in_flight.opened(1, after=())
+    ours.backlog.accept(first)
     ours.take(0)
-    ours.accept(second)
+    ours.backlog.accept(second)
     ended = [(each, each.end) for each in ours.withdraw([first, second], "no second broker")]
     assert ended == [
         (first, (UNKNOWN, "no second broker")),
         (second, (REFUSED, "no second broker")),
     ]
-    assert ours.waiting == 0
+    assert ours.backlog.messages == 0
 
 
 class TwoLanes(RuleBasedStateMachine):
@@ -204,7 +205,7 @@ class TwoLanes(RuleBasedStateMachine):
     def move(self, number: int, broker: str) -> None:
         old = self.links[number]
         self.links[number] += 1
-        self.lanes[number].link_opened(self.links[number], after=())
+        self.lanes[number].in_flight.opened(self.links[number], after=())
         if old:
             self.lanes[number].link_lost(old, 0)
             self.sent.pop((number, old), None)
@@ -225,7 +226,7 @@ class TwoLanes(RuleBasedStateMachine):
             made = pair(f"{len(self.pairs)}")
             self.pairs.append(made)
             for pending, copy in zip(self.lanes, made, strict=True):
-                pending.accept(copy)
+                pending.backlog.accept(copy)
 
     @precondition(lambda self: any(self.links))
     @rule(number=st.integers(0, 1))
@@ -235,9 +236,9 @@ class TwoLanes(RuleBasedStateMachine):
             return
         for copy in reversed(pending.displace(broker, 0)):
             if not broker:
-                pending.refuse(copy, "no name")
+                pending.ends.settle([copy], End(REFUSED, "no name"))
                 continue
-            self.lanes[1 - number].accept_first(copy, alone=True)
+            self.lanes[1 - number].backlog.accept_first(copy, alone=True)
         for entry in pending.take(0):
             assert isinstance(entry, Copy)
             assert entry.twin is not None
@@ -277,10 +278,10 @@ TestTwoLanes.settings = settings(max_examples=examples(60), stateful_step_count=
 def test_order_is_kept_by_who_takes_over() -> None:
     pairs = [pair(f"{number}") for number in range(3)]
     ours = lane(window=10)
-    ours.accept(Item("later", "orders", 1, FAR_MS))
+    ours.backlog.accept(Item("later", "orders", 1, FAR_MS))
     for first, _ in reversed(pairs):
-        ours.accept_first(first, alone=True)
-    ours.link_opened(1, after=())
+        ours.backlog.accept_first(first, alone=True)
+    ours.in_flight.opened(1, after=())
     taken = [each.message_id for each in ours.take(0)]
     assert taken == ["0", "1", "2", "later"]
     assert all(before < after for before, after in pairwise(taken))

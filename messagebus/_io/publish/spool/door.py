@@ -35,7 +35,7 @@ from messagebus._io.publish.spool.writer import Disk, Writer, fits
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing
-from messagebus.core.pending import CONFIRMED, Item
+from messagebus.core.ends import CONFIRMED, Item
 
 log = logging.getLogger("messagebus.publisher")
 

@@ -22,7 +22,7 @@ from messagebus._io.publish.spool.records import Records
 from messagebus._io.publish.spool.writer import Pace
 from messagebus.clock import monotonic_ms
 from messagebus.config import PublisherConfig
-from messagebus.core.pending import NO_DEADLINE_MS
+from messagebus.core.ends import NO_DEADLINE_MS
 from messagebus.core.spool import (
     HEADER_BYTES,
     Hole,

@@ -11,7 +11,6 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from enum import Enum
-from typing import cast
 
 from messagebus._io.publish.door import Sending
 from messagebus._io.publish.publishes import Publish
@@ -21,12 +20,13 @@ from messagebus._io.publish.spool.records import Records
 from messagebus.clock import monotonic_ms, wall_ms
 from messagebus.config import Spool
 from messagebus.core.confirms import Packing
-from messagebus.core.pending import (
+from messagebus.core.ends import (
     DEADLINE_PASSED,
     PUBLISHER_STOPPED,
     REFUSED,
     SPOOLED,
     UNKNOWN,
+    End,
     Item,
 )
 from messagebus.core.spool import HEADER_BYTES, RECORD_BYTES, encode_record
@@ -105,7 +105,11 @@ class Writer:
         release: called before each group, to take out what a broker may have instead. on_written: called
         after each group, with its messages.
         """
-        self._driver, self._pending = driver, driver.pending
+        self._driver, self._backlog, self._ends = (
+            driver,
+            driver.pending.backlog,
+            driver.pending.ends,
+        )
         self._keeper, self._records, self._settings = keeper, records, settings
         self._count_max, self._release, self._on_written = count_max, release, on_written
         self.wanted = asyncio.Event()
@@ -124,8 +128,8 @@ class Writer:
         """Take a publish with its properties; a bundle has none."""
         self._queue.append(publish)
         self._queued[publish.destination] += publish.count
-        self._pending.waiting += publish.count
-        self._pending.waiting_bytes += publish.size
+        self._backlog.messages += publish.count
+        self._backlog.bytes += publish.size
         self.wanted.set()
 
     def take_out(self, stay: Collection[str] = ()) -> list[Publish]:
@@ -138,8 +142,8 @@ class Writer:
     def _left(self, publishes: list[Publish]) -> None:
         for publish in publishes:
             self._queued[publish.destination] -= publish.count
-            self._pending.waiting -= publish.count
-            self._pending.waiting_bytes -= publish.size
+            self._backlog.messages -= publish.count
+            self._backlog.bytes -= publish.size
 
     def unsettled(self) -> list[Item]:
         """Return what waits, and what is being written."""
@@ -196,7 +200,7 @@ class Writer:
         return sum(publish.count for publish in left)
 
     def _end(self, publishes: list[Publish], outcome: str, reason: str = "") -> None:
-        self._driver.settle(self._pending.end(cast(list[Item], publishes), outcome, reason))
+        self._driver.settle(self._ends.settle(publishes, End(outcome, reason)))
 
     # Writing.
     async def run(self) -> None:

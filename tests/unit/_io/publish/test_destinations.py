@@ -13,7 +13,8 @@ from messagebus._io.publish import destinations as module
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.publishes import Address
 from messagebus._io.wire import Registration
-from messagebus.core.pending import Item, PendingPublishes
+from messagebus.core.ends import Item
+from messagebus.core.pending import PendingPublishes
 from messagebus.destination import Delay, Destination, Queue, Subscription, Topic
 from messagebus.errors import (
     ChannelRefused,
@@ -106,11 +107,11 @@ class Bench:
 
     def publish(self, destination: Destination) -> None:
         self.destinations.use(Address.of(destination))
-        self.pending.accept(Item("id", destination.exchange, 1, 10_000))
+        self.pending.backlog.accept(Item("id", destination.exchange, 1, 10_000))
 
     async def opened(self, destination: Destination) -> None:
         await eventually_async(
-            lambda: self.pending.destination_is_open(destination.exchange), within_s=5
+            lambda: self.pending.backlog.is_open(destination.exchange), within_s=5
         )
 
 
@@ -118,7 +119,7 @@ async def test_a_destination_is_registered_once_and_then_open() -> None:
     bench = Bench(FakeTopology())
     bench.publish(ORDERS)
     bench.publish(ORDERS)
-    assert not bench.pending.destination_is_open(ORDERS.exchange)
+    assert not bench.pending.backlog.is_open(ORDERS.exchange)
     await bench.opened(ORDERS)
     assert bench.topology.asked == 1
     assert bench.settled == []
@@ -163,7 +164,7 @@ async def test_a_forbidden_destination_is_refused_for_a_while_and_no_other(
     assert [each.destination for each in bench.settled] == [SECRETS.exchange]
     bench.publish(SECRETS)
     await eventually_async(lambda: len(bench.settled) == 2, within_s=5)
-    assert bench.pending.destination_is_open(ORDERS.exchange)
+    assert bench.pending.backlog.is_open(ORDERS.exchange)
     monkeypatch.setattr("time.monotonic", lambda: float("inf"))
     bench.publish(SECRETS)
     await bench.tasks.cancel()
@@ -185,13 +186,13 @@ async def test_a_destination_that_was_deleted_costs_the_others_nothing_and_is_no
     for topic in (ORDERS, SECRETS):
         bench.publish(topic)
         await bench.opened(topic)
-    bench.pending.link_opened(1, after=())
+    bench.pending.in_flight.opened(1, after=())
     bench.pending.take(0)
     bench.topology.missing = {SECRETS: ChannelRefused("mb1:5672", 404, "no exchange")}
     await bench.destinations.verify(link)
     assert bench.topology.verified == [[ORDERS, SECRETS]]
-    assert bench.pending.destination_is_open(ORDERS.exchange)
-    assert not bench.pending.destination_is_open(SECRETS.exchange)
+    assert bench.pending.backlog.is_open(ORDERS.exchange)
+    assert not bench.pending.backlog.is_open(SECRETS.exchange)
     assert (bench.settled, bench.topology.asked) == ([], 2)
     bench.topology.missing = {}
     await bench.destinations.verify(link)
@@ -208,7 +209,7 @@ async def test_what_waits_for_a_destination_that_was_deleted_has_it_registered_a
     bench.topology.missing = {SECRETS: ChannelRefused("mb1:5672", 404, "no exchange")}
     await bench.destinations.verify(link)  # its publish is still in the backlog
     await bench.opened(SECRETS)
-    bench.pending.link_opened(1, after=())
+    bench.pending.in_flight.opened(1, after=())
     bench.pending.take(0)
     await bench.destinations.verify(link)
     assert bench.topology.asked == 2
@@ -226,7 +227,7 @@ async def test_what_exists_otherwise_on_a_new_link_is_refused_and_no_other() -> 
     bench.topology.missing = {SECRETS: TopologyMismatch("durability is wanted ...")}
     await bench.destinations.verify(cast(Link, None))
     assert [each.destination for each in bench.settled] == [SECRETS.exchange]
-    assert bench.pending.destination_is_open(ORDERS.exchange)
+    assert bench.pending.backlog.is_open(ORDERS.exchange)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ async def with_lanes() -> Bench:
     for topic in LANES:
         address = Address.of(topic)
         bench.destinations.known[address.destination] = address
-        bench.pending.open_destination(address.destination)
+        bench.pending.backlog.open(address.destination)
     return bench
 
 
@@ -295,7 +296,7 @@ async def test_thousands_of_used_destinations_do_not_keep_a_new_link_from_its_fi
     (looked_for,) = bench.topology.verified
     assert len(looked_for) == module.LOOKS_AT_ONCE
     assert looked_for[:2] == waiting, "those for which messages wait come first"
-    bench.pending.link_opened(1, after=())
+    bench.pending.in_flight.opened(1, after=())
     assert {entry.destination for entry in bench.pending.take(0)} == {t.exchange for t in waiting}
 
 
@@ -330,7 +331,7 @@ async def test_more_messages_than_a_dial_looks_for_go_out_after_it(
 async def test_what_came_back_with_a_link_opens_a_destination_that_rests() -> None:
     bench = await with_lanes()
     bench.publish(LANES[700])
-    bench.pending.link_opened(1, after=())
+    bench.pending.in_flight.opened(1, after=())
     bench.pending.take(0)
     bench.link = cast(Link, object())
     bench.destinations.rest([bench.destinations.known[LANES[700].exchange]])
@@ -348,7 +349,7 @@ async def test_a_destination_that_nobody_uses_is_forgotten_after_a_while(
     await adopt(bench, cast(Link, object()))
     assert len(bench.destinations.known) == module.LOOKS_AT_ONCE
     await adopt(bench, cast(Link, object()))
-    assert len(bench.pending._destinations) == module.LOOKS_AT_ONCE
+    assert len(bench.pending.backlog._destinations) == module.LOOKS_AT_ONCE
     bench.publish(LANES[600])
     await bench.opened(LANES[600])
     assert bench.topology.asked == 1, "it is registered again"

@@ -31,7 +31,7 @@ from messagebus._io.publish.publishes import (
 )
 from messagebus.config import Batching
 from messagebus.core.confirms import Batch
-from messagebus.core.pending import End, Entry
+from messagebus.core.ends import End, Entry
 from messagebus.destination import Queue, Topic, delay_step
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BODY_BYTES_MAX, NONE_GIVEN, OPTIONS, Given, Message
