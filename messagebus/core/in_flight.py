@@ -7,7 +7,7 @@ has a window (`core.confirms`) for each; every entry in one of them comes back f
 is sent on a new link until the links that may lead to the same broker are answered: order holds per publisher
 and broker.
 
-A broker that ends a channel because of a publish does not name it. `Suspects` are the entries that were open
+A broker that ends a channel because of a publish does not name it. `OneByOne` has the entries that were open
 then. They are sent again one by one; the culprit ends a channel again, alone:
 
     lost with others ──▶ `waiting` ──▶ `alone`, while nothing else is open ──▶ answered, or refused
@@ -125,7 +125,7 @@ class InFlight:
         self.current = None
 
 
-class Suspects:
+class OneByOne:
     """Entries of which one made the broker end a channel."""
 
     def __init__(self) -> None:

@@ -9,8 +9,8 @@ An item is *held* (its destination is not open yet, because it is not registered
                                      ▲                 │
                                      └───link_lost─────┘   (attempts and deadline permitting)
 
-Owners: `backlog` has what waits (`core.backlog`), `in_flight` what is sent, and `suspects` what is sent again
-one by one (`core.in_flight`); `ends` settles and counts (`core.ends`). `PendingPublishes` moves publishes
+Owners: `backlog` has what waits (`core.backlog`), `in_flight` what is sent, and `one_by_one` what is sent
+again, alone (`core.in_flight`); `ends` settles and counts (`core.ends`). `PendingPublishes` moves publishes
 between them, and decides what is sent again. What concerns one of them alone is asked of that one.
 
 An item whose deadline passes is settled at once; a place in a window is kept until the broker's
@@ -43,7 +43,7 @@ from messagebus.core.ends import (
     messages_in,
     unsettled_of,
 )
-from messagebus.core.in_flight import InFlight, Suspects
+from messagebus.core.in_flight import InFlight, OneByOne
 from messagebus.core.redundancy import barred
 
 
@@ -66,7 +66,7 @@ class PendingPublishes:
         """
         self.backlog = Backlog(messages_max=messages_max, bytes_max=bytes_max, ordered=ordered)
         self.in_flight = InFlight(messages_max=window, bytes_max=window_bytes_max)
-        self.suspects = Suspects()
+        self.one_by_one = OneByOne()
         self.ends = Ends()
         self._attempts_max, self._retry_unknown = attempts_max, retry_unknown
         self._ordered = ordered
@@ -83,7 +83,7 @@ class PendingPublishes:
     # Sending.
     def take(self, now_ms: int) -> list[Entry]:
         """Return everything to send now on the current link, in order."""
-        backlog, in_flight, suspects = self.backlog, self.in_flight, self.suspects
+        backlog, in_flight, one_by_one = self.backlog, self.in_flight, self.one_by_one
         if backlog.lingering.destinations:
             backlog.lingering.end_due(now_ms)
         if in_flight.after and in_flight.waits_for_links():
@@ -91,8 +91,8 @@ class PendingPublishes:
         window, queue = in_flight.current, backlog.queue
         if window is None or not queue:
             return []
-        if suspects.waiting or suspects.alone is not None:
-            queue = suspects.next_of(queue, is_free=not len(window))
+        if one_by_one.waiting or one_by_one.alone is not None:
+            queue = one_by_one.next_of(queue, is_free=not len(window))
         taken = window.fill(queue, now_ms)
         count = size = 0
         for entry in taken:
@@ -180,10 +180,10 @@ class PendingPublishes:
         of its messages tried by itself, before any of them is refused.
         """
         entries = self.in_flight.lost(link)
-        if refused and entries == [self.suspects.alone]:
+        if refused and entries == [self.one_by_one.alone]:
             self._split(entries[0], now_ms)
             return self.ends.settle(entries, End(REFUSED, reason))
-        self.suspects.lost(entries, refused=refused)
+        self.one_by_one.lost(entries, refused=refused)
         lost: list[Item] = []
         for entry in reversed(entries):
             if self._ordered:
@@ -222,7 +222,7 @@ class PendingPublishes:
         again = [item for item in left if self._may_retry(item, now_ms)]
         for item in reversed(again):
             one = Batch(item)
-            self.suspects.waiting.add(one)
+            self.one_by_one.waiting.add(one)
             self.backlog.put_first(one)
         entry.items = [item for item in left if item not in again]
         self.retried += messages_in(again)

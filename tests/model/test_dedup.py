@@ -35,7 +35,9 @@ from messagebus.core.claims import (
     Turn,
     Verdict,
 )
-from messagebus.core.once import SEED_BYTES, Claims, _Message, _Sent
+from messagebus.core.once import Claims, NextTurn, RecentKeys
+from messagebus.core.turns import SEED_BYTES, SentTurn, Turns
+from messagebus.core.waiting import HeldDeliveries, LocalMessage, Suspects
 from tests.support.examples import without_large
 
 KEY = bytes(claims.KEY_BYTES)
@@ -93,11 +95,8 @@ class Process:
     def __init__(self, number: int, starts: int, world: World) -> None:
         self.number, self.starts = number, starts
         self.seed = bytes([number, starts]).ljust(SEED_BYTES, b"\0")
-        self.once: Claims[Item] = Claims(
-            Rule(LEASE_MS, REMEMBER_MS, world.unended_max),
-            self.seed,
-            run_when_away=world.run_when_away,
-        )
+        self.once: Claims[Item] = Claims(Rule(LEASE_MS, REMEMBER_MS, world.unended_max))
+        self.turns = Turns(self.once, self.seed, run_when_away=world.run_when_away)
         self.handed: list[Item] = []
         self.running: list[Item] = []
         self.parking: list[Item] = []
@@ -207,7 +206,7 @@ class Explorer:
         for number, process in enumerate(state.processes):
             if READY in state.copies:  # one is as good as another
                 yield "arrives", number, (state.copies.index(READY), 0)
-            if process.answer is None and not process.once.is_idle:
+            if process.answer is None and not process.turns.is_idle:
                 yield "asks", number, NONE
                 for what in ("lost_calls", "late_calls"):
                     if budget[what]:
@@ -228,9 +227,9 @@ class Explorer:
                 yield "parks", number, item
             for item in process.acked_first:
                 yield "says done late", number, item
-            if budget["lost_links"] and process.once._messages:
+            if budget["lost_links"] and process.once.messages:
                 yield "lost_links", number, NONE
-            if budget["deaths"] and (process.once._messages):
+            if budget["deaths"] and (process.once.messages):
                 yield "deaths", number, NONE
         if budget["lost_acks"]:
             for copy, where in enumerate(state.copies):
@@ -255,19 +254,20 @@ class Explorer:
         """Return whether a live process has this claim, or may learn that it has."""
         for process in state.processes:
             once = process.once
-            if any(each.token == token for each in once._messages.values()):
+            if any(each.token == token for each in once.messages.values()):
                 return True
-            tells = [*once._behind, *(once._sent.behind if once._sent else ())]
+            sent = process.turns.sent
+            tells = [*once.next_turn.behind, *(sent.behind if sent else ())]
             if any(held.token == token for _end, held in tells):
                 return True
         return not self.rules.token_of_turn and any(
-            process.once._messages and _process_token(process.seed) == token
+            process.once.messages and _process_token(process.seed) == token
             for process in state.processes
         )
 
     def step(self, state: State, name: str, number: int, item: Item) -> None:
         process = state.processes[number]
-        once = process.once
+        once, turns = process.once, process.turns
         if name in state.budget:
             state.budget[name] -= 1
         match name:
@@ -275,11 +275,11 @@ class Explorer:
                 state.deliveries += 1
                 item = state.owed[item[0]] = (item[0], state.deliveries)
                 state.copies[item[0]] = OWED
-                once.arrived([(KEY, item, 0)], once._now_ms)
+                once.arrived([(KEY, item, 0)], once.now_ms)
                 if not self.rules.ack_after:
                     self.ack(state, item)
             case "asks" | "lost_calls" | "late_calls":
-                turn = once.turn(max(once._now_ms, once.wake_ms() or 0))
+                turn = turns.turn(max(once.now_ms, turns.wake_ms() or 0))
                 if turn is None:
                     return
                 if name == "asks":
@@ -292,7 +292,7 @@ class Explorer:
                 self.give_up(state, process)
             case "is answered":
                 assert process.answer is not None
-                once.answered(process.answer, once._now_ms)
+                turns.answered(process.answer, once.now_ms)
                 process.answer = None
             case "late call comes":
                 self.apply(state, state.late.pop(0))
@@ -340,7 +340,7 @@ class Explorer:
 
     def give_up(self, state: State, process: Process) -> None:
         process.answer = None
-        process.once.away(process.once._now_ms)
+        process.turns.away(process.once.now_ms)
         state.excused |= self.world.run_when_away
 
     def lose_link(self, state: State, process: Process) -> None:
@@ -353,7 +353,7 @@ class Explorer:
     def die(self, state: State, number: int) -> None:
         process = state.processes[number]
         state.crashed = True
-        state.excused |= any(m.end == "done" for m in process.once._messages.values())
+        state.excused |= any(m.end == "done" for m in process.once.messages.values())
         self.come_again(state, process.once._of)
         state.dead_seeds.append(process.seed)
         state.processes[number] = Process(number, process.starts + 1, self.world)
@@ -386,16 +386,13 @@ def _before_step(state: State, number: int) -> State:
     process = after.processes[number] = _copy(state.processes[number])
     for name in ("handed", "running", "parking", "acked_first"):
         setattr(process, name, getattr(process, name).copy())
-    process.once = _copy(process.once)
-    copied, held = _Copied(), vars(process.once)
-    for name, each in held.items():
-        if type(each) in CHANGED:
-            held[name] = copied(each)
+    process.turns = _Copied()(process.turns)
+    process.once = process.turns.claims
     return after
 
 
-# What changes of what `Claims` holds, but for its counters, which nobody reads here.
-CHANGED = {dict, list, tuple, set, _Message, _Sent}
+# What changes of what `Turns` holds, but for counters, which nobody reads here.
+PARTS = {Claims, HeldDeliveries, NextTurn, RecentKeys, Suspects, Turns}
 
 
 def _copy(value: T) -> T:
@@ -406,17 +403,21 @@ def _copy(value: T) -> T:
 
 
 class _Copied:
-    """Copier of what `Claims` holds: each message once."""
+    """Copier of what `Turns` holds: each message once."""
 
     def __init__(self) -> None:
         self._messages: dict[int, Any] = {}
 
     def __call__(self, value: Any) -> Any:
         kind = type(value)
-        if kind is _Message:
+        if kind in PARTS:
+            part = object.__new__(kind)
+            vars(part).update({name: self(each) for name, each in vars(value).items()})
+            return part
+        if kind is LocalMessage:
             if id(value) not in self._messages:
-                found = self._messages[id(value)] = object.__new__(_Message)
-                for name in _Message.__slots__:
+                found = self._messages[id(value)] = object.__new__(LocalMessage)
+                for name in LocalMessage.__slots__:
                     setattr(found, name, getattr(value, name))
                 found.copies = list(value.copies)
             return self._messages[id(value)]
@@ -424,8 +425,8 @@ class _Copied:
             return {self(key): self(each) for key, each in value.items()} if value else {}
         if kind is list or kind is tuple:
             return kind(map(self, value)) if value else kind()
-        if kind is _Sent:
-            return _Sent(*(self(getattr(value, name)) for name in _Sent.__slots__))
+        if kind is SentTurn:
+            return SentTurn(*(self(getattr(value, name)) for name in SentTurn.__slots__))
         return value.copy() if kind is set else value
 
 
@@ -459,23 +460,24 @@ def _fingerprint(state: State, processes: Sequence[Process]) -> Hashable:
 
     def of_process(process: Process) -> Hashable:
         once = process.once
-        message = once._messages.get(KEY)
-        sent = once._sent
+        message = once.messages.get(KEY)
+        sent, next_turn, suspects = process.turns.sent, once.next_turn, once.suspects
         return (
-            name(process.seed + once._turns.to_bytes(3)),
+            name(process.seed + process.turns._number.to_bytes(3)),
             message
             and (
                 *(items([message.item, *message.copies]), message.step, name(message.token)),
-                *(message.end, message.until_ms == 0, message in once._wanted),
-                *(message is once._alone, message in once._suspects, message in once._ends),
+                *(message.end, message.until_ms == 0, message in next_turn.wanted),
+                *(message is suspects.alone, message in suspects.waiting),
+                message in next_turn.ends,
             ),
             sent
             and (
                 *(len(sent.ends), len(sent.extended), message in sent.wanted),
                 tuple((end, name(held.token)) for end, held in sent.behind),
             ),
-            tuple((end, name(held.token)) for end, held in once._behind),
-            *(KEY in once._recent | once._recent_before, once._away_since_ms is None),
+            tuple((end, name(held.token)) for end, held in next_turn.behind),
+            *(KEY in once.recent.now | once.recent.before, process.turns._away_since_ms is None),
             *(items(process.handed), items(process.running), items(process.parking)),
             items(process.acked_first),
             process.answer
@@ -557,7 +559,7 @@ def explore(
 def _is_over(state: State) -> bool:
     """Return whether every copy is acked, and no consumer has anything to do."""
     return all(where == ACKED for where in state.copies) and all(
-        process.once.is_idle and not process.acked_first for process in state.processes
+        process.turns.is_idle and not process.acked_first for process in state.processes
     )
 
 

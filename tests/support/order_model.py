@@ -26,7 +26,9 @@ from itertools import count
 from messagebus.core import claims
 from messagebus.core.claims import KEY_BYTES, NOBODY, WAITING, Answer, Record, Rule
 from messagebus.core.keyed import Keyed
-from messagebus.core.once import GRANTED, NEVER_MS, SEED_BYTES, Claims
+from messagebus.core.once import Claims
+from messagebus.core.turns import SEED_BYTES, Turns
+from messagebus.core.waiting import GRANTED, NEVER_MS
 
 RULE = Rule(lease_ms=30_000, remember_ms=1 << 40, unended_max=5)
 
@@ -101,6 +103,7 @@ class Consumer:
         self.parking: list[Delivery] = []
         self.parked: set[str] = set()
         self.once: Claims[Delivery] | None = None
+        self.turns: Turns[Delivery] | None = None
         self.answer: Answer | None = None
         self.acking: list[Delivery] = []  # ended here; acked when the store knows
         self.unseen: list[Delivery] = []  # to be parked, and never handed out
@@ -110,13 +113,13 @@ class Consumer:
             rules = world.rules
             self.once = Claims(
                 RULE,
-                seed.to_bytes(SEED_BYTES),
                 deferred_max=1_000,
                 park_too_old=True,
                 is_next=self.keyed.is_next if rules.next_of_its_lane else lambda _item: True,
             )
+            self.turns = Turns(self.once, seed.to_bytes(SEED_BYTES))
             if not rules.alone:
-                self.once._alone_from = 1_000
+                self.once.suspects.alone_from = 1_000
         self._old = old
 
     def age_ms(self, delivery: Delivery) -> int:
@@ -219,7 +222,7 @@ class Walk:
                 let_go, ask = keyed.take_claims()
                 once.let_go(let_go)
                 once.ask(ask)
-                alone = once._alone
+                alone = once.suspects.alone
                 if alone is not None and alone.step == GRANTED and alone.item not in keyed._out:
                     raise Fault(f"BEHIND: {alone.item.number} may run, and waits in its lane")
             consumer.parking += park
@@ -234,12 +237,12 @@ class Walk:
         return self.ask_of(self.rng.choice(self.consumers))
 
     def ask_of(self, consumer: Consumer) -> bool:
-        once = consumer.once
-        if once is None or consumer.answer is not None:
+        turns = consumer.turns
+        if turns is None or consumer.answer is not None:
             return False
         if not self.world.rules.turns_end:
-            once._alone_until_ms = NEVER_MS
-        turn = once.turn(self.now_ms)
+            turns.claims.suspects.alone_until_ms = NEVER_MS
+        turn = turns.turn(self.now_ms)
         if turn is None:
             return False
         consumer.answer = claims.apply(self.records, turn, RULE, self.now_ms)
@@ -250,10 +253,10 @@ class Walk:
         return self.hear_of(self.rng.choice(self.consumers))
 
     def hear_of(self, consumer: Consumer) -> bool:
-        if consumer.once is None or consumer.answer is None:
+        if consumer.turns is None or consumer.answer is None:
             return False
         answer, consumer.answer = consumer.answer, None
-        consumer.once.answered(answer, self.now_ms)
+        consumer.turns.answered(answer, self.now_ms)
         self.take(consumer)
         return True
 
@@ -501,7 +504,7 @@ class Walk:
     def wait(self) -> None:
         """Let time pass until a consumer has something to do."""
         times = [each.keyed.wake_ms() for each in self.consumers]
-        times += [each.once.wake_ms() for each in self.consumers if each.once is not None]
+        times += [each.turns.wake_ms() for each in self.consumers if each.turns is not None]
         self.now_ms = max(self.now_ms, min((each for each in times if each), default=0) - 15)
         self.pass_time()
 

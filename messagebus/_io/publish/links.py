@@ -85,7 +85,6 @@ class Links:
         tasks: Tasks,
     ) -> None:
         self._user, self._policy, self._pending = user, policy, pending
-        self._in_flight = pending.in_flight
         self._destinations, self._tasks = destinations, tasks
         self.route = Route(
             lifetime_ms=NEVER_MS if policy.stays else config.connection_lifetime_s * 1000,
@@ -130,7 +129,7 @@ class Links:
 
     def is_slow(self, now: int) -> bool:
         """Return whether a publish has waited for its answer on the current link for confirm_slow_s."""
-        return self._in_flight.unanswered_ms(now) >= self.slowness.after_ms
+        return self._pending.in_flight.unanswered_ms(now) >= self.slowness.after_ms
 
     # Dials.
     def perform(self, actions: Iterable[Action]) -> None:
@@ -187,7 +186,7 @@ class Links:
         same = [
             other for other in old if not new.broker or self.open[other].broker in ("", new.broker)
         ]
-        self._in_flight.opened(number, after=same)
+        self._pending.in_flight.opened(number, after=same)
         self.current, self.sender = new, Sender(new.transport)
         self.properties_max = new.properties_max
         self._refuse_too_long()
@@ -223,7 +222,7 @@ class Links:
     # Ends of links.
     def hang_up_if_answered(self, number: int) -> None:
         """Hang up a retiring link that owes nothing."""
-        if self._in_flight.is_answered(number):
+        if self._pending.in_flight.is_answered(number):
             self._hang_up(number)
             self._user.wake()
 
@@ -247,7 +246,7 @@ class Links:
             return  # we hung up ourselves
         self.dialer.closing.spawn(link.close())  # `close` waits for its socket too
         self.lost += 1
-        in_flight = self._in_flight.count
+        in_flight = self._pending.in_flight.count
         refused = isinstance(why, ChannelRefused) and why.code == PRECONDITION_FAILED
         settled = self._pending.link_lost(number, monotonic_ms(), why.reason, refused=refused)
         self._user.settle(settled)
@@ -328,7 +327,7 @@ class Links:
             unsent = link.unsent_bytes
             taken[number] = link.sent_bytes - unsent
             if taken[number] > self._taken.get(number, 0):
-                self._in_flight.leaving(number, taken[number], now)
+                self._pending.in_flight.leaving(number, taken[number], now)
                 if unsent and number in self.retiring:
                     self.retiring[number] = now + RETIRE_MS
         self._taken = taken

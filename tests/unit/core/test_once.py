@@ -14,9 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from messagebus.core import claims, once
+from messagebus.core import claims, once, turns
 from messagebus.core.claims import DONE, KEY_BYTES, PARKED, WAITING, Answer, Record, Rule, Turn
-from messagebus.core.once import CALM_MS, SEED_BYTES, Claims, Orders
+from messagebus.core.once import Claims, Orders
+from messagebus.core.turns import SEED_BYTES, Turns
+from messagebus.core.waiting import CALM_MS
 from tests.support.examples import examples
 
 LEASE_MS = 30_000
@@ -49,7 +51,9 @@ class Consumer:
         self.store.consumers += 1
         seed = bytes([self.store.consumers]).ljust(SEED_BYTES, b"\0")
         self.ages: dict[str, int] = options.pop("ages", {})
-        self.once: Claims[str] = Claims(rule, seed, **options)
+        away = options.pop("run_when_away", False)
+        self.once: Claims[str] = Claims(rule, **options)
+        self.turns = Turns(self.once, seed, run_when_away=away)
 
     @property
     def now_ms(self) -> int:
@@ -63,7 +67,7 @@ class Consumer:
         self.once.arrived([(key_of(item), item, ages.get(item, 0)) for item in items], self.now_ms)
 
     def turn(self) -> Turn | None:
-        return self.once.turn(self.now_ms)
+        return self.turns.turn(self.now_ms)
 
     def carry_out(self, turn: Turn) -> Answer:
         return claims.apply(self.store.records, turn, self.rule, self.now_ms)
@@ -71,13 +75,13 @@ class Consumer:
     def talk(self) -> Orders[str]:
         """Carry out turns until there is none; return the orders since the last call."""
         while (turn := self.turn()) is not None:
-            self.once.answered(self.carry_out(turn), self.now_ms)
+            self.turns.answered(self.carry_out(turn), self.now_ms)
         return self.took()
 
     def talk_once(self) -> Orders[str]:
         """Carry out one turn, if there is one; return the orders since the last call."""
         if (turn := self.turn()) is not None:
-            self.once.answered(self.carry_out(turn), self.now_ms)
+            self.turns.answered(self.carry_out(turn), self.now_ms)
         return self.took()
 
     def lose(self, *, reply: bool = False) -> Turn:
@@ -86,7 +90,7 @@ class Consumer:
         assert turn is not None
         if reply:
             self.carry_out(turn)
-        self.once.away(self.now_ms)
+        self.turns.away(self.now_ms)
         return turn
 
     def took(self) -> Orders[str]:
@@ -122,10 +126,10 @@ def test_nothing_is_handed_out_before_its_claim_and_nothing_acked_before_it_is_s
     assert consumer.once.ended("a1")
     assert consumer.took() == Orders()
     assert consumer.store.state("a1") != DONE
-    assert not consumer.once.is_told
+    assert not consumer.turns.is_told
     assert consumer.talk() == Orders(ack=["a1"])
     assert consumer.store.state("a1") == DONE
-    assert consumer.once.is_idle
+    assert consumer.turns.is_idle
 
 
 def test_a_run_that_failed_is_given_back_before_its_message_comes_again() -> None:
@@ -167,8 +171,8 @@ def test_one_turn_is_on_its_way_at_a_time_and_what_comes_meanwhile_goes_with_the
     assert turn is not None
     consumer.arrived("b1")
     assert consumer.turn() is None
-    assert consumer.once.wake_ms() is None
-    consumer.once.answered(consumer.carry_out(turn), consumer.now_ms)
+    assert consumer.turns.wake_ms() is None
+    consumer.turns.answered(consumer.carry_out(turn), consumer.now_ms)
     following = consumer.turn()
     assert following is not None
     assert following.claim == [key_of("b1")]
@@ -176,13 +180,13 @@ def test_one_turn_is_on_its_way_at_a_time_and_what_comes_meanwhile_goes_with_the
 
 
 def test_a_turn_asks_for_a_bounded_number_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once, "CLAIMS_MAX", 2)
+    monkeypatch.setattr(turns, "CLAIMS_MAX", 2)
     consumer = Consumer()
     consumer.arrived("a1", "b1", "c1", "d1", "e1")
     found = []
     while (turn := consumer.turn()) is not None:
         found.append([key[:1].decode() for key in turn.claim])
-        consumer.once.answered(consumer.carry_out(turn), consumer.now_ms)
+        consumer.turns.answered(consumer.carry_out(turn), consumer.now_ms)
     assert found == [["a", "b"], ["c", "d"], ["e"]]
 
 
@@ -264,7 +268,7 @@ def test_what_another_consumer_has_done_or_parked_is_acked_and_counted() -> None
     second.arrived("a2", "b2")
     assert second.talk() == Orders(ack=["a2", "b2"])
     assert second.once.counters.duplicates == 2
-    assert second.once.is_idle
+    assert second.turns.is_idle
 
 
 # -- copies at the same consumer
@@ -284,7 +288,7 @@ def test_copies_wait_for_the_first_one_and_take_its_end(end: str) -> None:
     getattr(consumer.once, end)("a1")
     assert consumer.talk() == Orders(ack=["a1", "a2", "a3"])
     assert (consumer.once.counters.deferred, consumer.once.counters.duplicates) == (2, 2)
-    assert consumer.once.is_idle
+    assert consumer.turns.is_idle
 
 
 @pytest.mark.parametrize("granted", [False, True])
@@ -295,7 +299,7 @@ def test_one_that_comes_again_in_its_place_goes_before_its_copies(granted: bool)
     consumer.once.given_back("a1")
     turn = consumer.turn()
     assert turn is not None
-    consumer.once.answered(consumer.carry_out(turn), consumer.now_ms)
+    consumer.turns.answered(consumer.carry_out(turn), consumer.now_ms)
     assert consumer.took() == Orders(released=["a1"])
     if granted:
         assert consumer.talk() == Orders(hand_out=["a2"])
@@ -305,7 +309,7 @@ def test_one_that_comes_again_in_its_place_goes_before_its_copies(granted: bool)
     assert consumer.once.may_start("a1", consumer.now_ms)
     consumer.once.ended("a1")
     assert consumer.talk() == Orders(ack=["a1", "a2", "a3"])
-    assert consumer.once.is_idle
+    assert consumer.turns.is_idle
 
 
 def test_a_claim_that_is_let_go_is_anybodys_until_it_is_asked_for_again() -> None:
@@ -325,7 +329,7 @@ def test_a_claim_that_is_let_go_is_anybodys_until_it_is_asked_for_again() -> Non
     assert consumer.talk() == Orders(ack=["b1"])
     consumer.once.ended("a1")
     assert consumer.talk() == Orders(ack=["a1"])
-    assert consumer.once.is_idle
+    assert consumer.turns.is_idle
 
 
 def test_a_copy_that_takes_the_place_of_one_whose_claim_was_let_go_is_asked_for() -> None:
@@ -349,7 +353,7 @@ def test_one_that_comes_again_waits_for_a_copy_that_runs_by_now() -> None:
     assert consumer.talk() == Orders()
     consumer.once.ended("a2")
     assert consumer.talk() == Orders(ack=["a2", "a1"])
-    assert consumer.once.is_idle
+    assert consumer.turns.is_idle
 
 
 def test_when_the_first_one_failed_its_copies_are_asked_for_and_one_runs() -> None:
@@ -381,7 +385,7 @@ def test_copies_above_the_limit_come_again_later() -> None:
 
 def test_where_order_is_kept_every_copy_is_held() -> None:
     consumer = Consumer(deferred_max=0)
-    consumer.once.keep_all()
+    consumer.once.held.keep_all()
     consumer.arrived("a1", "a2", "a3")
     assert consumer.took() == Orders(held=["a2", "a3"])
 
@@ -401,7 +405,7 @@ def test_what_another_runs_is_asked_for_again_after_50_100_and_up_to_5000_ms() -
     assert second.talk() == Orders()
     asked_ms = [second.now_ms]
     while len(asked_ms) < 10:
-        wake_ms = second.once.wake_ms()
+        wake_ms = second.turns.wake_ms()
         assert wake_ms is not None
         second.later(wake_ms - second.now_ms - 1)
         assert second.turn() is None
@@ -410,7 +414,7 @@ def test_what_another_runs_is_asked_for_again_after_50_100_and_up_to_5000_ms() -
         if (turn := second.turn()) is not None:
             assert turn.claim == [key_of("a2")]
             asked_ms.append(second.now_ms)
-            second.once.answered(second.carry_out(turn), second.now_ms)
+            second.turns.answered(second.carry_out(turn), second.now_ms)
             assert second.took() == Orders()
     steps = [after - before for before, after in pairwise(asked_ms)]
     assert steps == [50, 100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000]
@@ -421,7 +425,7 @@ def test_what_another_runs_is_asked_for_at_the_end_of_its_lease_and_run_after_a_
     _first, second = held()
     second.later(LEASE_MS - 20)
     assert second.talk() == Orders()
-    assert second.once.wake_ms() == 1_000 + LEASE_MS
+    assert second.turns.wake_ms() == 1_000 + LEASE_MS
     second.later(20)
     assert second.talk() == Orders(hand_out=["a2"])
 
@@ -461,7 +465,7 @@ def test_a_message_that_is_held_with_copies_above_the_limit_goes_with_all_of_the
     _first, second = held(deferred_max=1)
     second.arrived("a3")
     assert second.talk() == Orders(defer=[("a2", LEASE_MS), ("a3", LEASE_MS)])
-    assert second.once.is_idle
+    assert second.turns.is_idle
 
 
 # -- leases
@@ -473,13 +477,13 @@ def test_claims_are_extended_when_a_third_of_their_lease_is_over() -> None:
     consumer.later(LEASE_MS // 3 - 1)
     assert consumer.turn() is None
     consumer.later(1)
-    consumer.once.wake_ms()
+    consumer.turns.wake_ms()
     turn = consumer.turn()
     assert turn is not None
     assert [held.key for held in turn.extend] == [key_of("a1")]
-    consumer.once.answered(consumer.carry_out(turn), consumer.now_ms)
+    consumer.turns.answered(consumer.carry_out(turn), consumer.now_ms)
     assert consumer.store.records[key_of("a1")].lease_ms == consumer.now_ms + LEASE_MS
-    assert consumer.once.wake_ms() == consumer.now_ms + LEASE_MS // 3
+    assert consumer.turns.wake_ms() == consumer.now_ms + LEASE_MS // 3
     consumer.once.ended("a1")
     consumer.later(LEASE_MS)
     turn = consumer.turn()
@@ -507,7 +511,7 @@ def test_a_claim_that_ran_out_while_it_waited_is_given_back_and_asked_for_again(
     turn = consumer.turn()
     assert turn is not None
     assert ([held.key for held in turn.release], turn.claim) == ([key_of("a1")], [key_of("a1")])
-    consumer.once.answered(consumer.carry_out(turn), consumer.now_ms)
+    consumer.turns.answered(consumer.carry_out(turn), consumer.now_ms)
     assert consumer.took() == Orders(hand_out=["a1"])
     assert consumer.once.may_start("a1", consumer.now_ms)
     assert consumer.store.records[key_of("a1")].unended == 1
@@ -520,7 +524,7 @@ def test_a_lease_counts_from_the_moment_that_its_turn_was_sent() -> None:
     assert turn is not None
     answer = consumer.carry_out(turn)
     consumer.later(LEASE_MS)
-    consumer.once.answered(answer, consumer.now_ms)
+    consumer.turns.answered(answer, consumer.now_ms)
     assert not consumer.once.may_start("a1", consumer.now_ms)
 
 
@@ -565,7 +569,7 @@ def test_what_goes_back_while_it_is_asked_for_is_given_back_and_not_handed_out()
     assert turn is not None
     consumer.once.dropped(["a1"])
     consumer.arrived("a2")
-    consumer.once.answered(consumer.carry_out(turn), consumer.now_ms)
+    consumer.turns.answered(consumer.carry_out(turn), consumer.now_ms)
     assert consumer.took() == Orders()
     assert consumer.talk() == Orders(hand_out=["a2"])
     assert consumer.store.records[key_of("a1")].unended == 1
@@ -589,7 +593,7 @@ def test_when_all_copies_go_back_the_claim_does_too() -> None:
     consumer.talk()
     consumer.once.dropped(["a1", "a2", "a3", "x1"])
     assert consumer.talk() == Orders()
-    assert consumer.once.is_idle
+    assert consumer.turns.is_idle
     assert consumer.store.state("a1") == WAITING
 
 
@@ -684,7 +688,7 @@ def test_a_suspect_behind_others_of_its_lane_does_not_have_its_turn_before_one_t
     consumer.once.may_start("b1", consumer.now_ms)
     consumer.once.ended("b1")
     assert consumer.talk() == Orders(ack=["b1"])
-    assert consumer.once.has_suspects
+    assert consumer.once.suspects.waiting
     del lane[0]
     assert consumer.talk() == Orders(hand_out=["a1"])
 
@@ -712,7 +716,7 @@ def test_a_turn_that_is_over_is_looked_at_in_time() -> None:
     consumer.talk()
     consumer.once.may_start("a1", consumer.now_ms)
     while not consumer.talk().hand_out:
-        wake_ms = consumer.once.wake_ms()
+        wake_ms = consumer.turns.wake_ms()
         assert wake_ms is not None
         assert consumer.now_ms < wake_ms <= since_ms + LEASE_MS
         consumer.store.now_ms = wake_ms
@@ -803,7 +807,7 @@ def test_a_message_whose_runs_never_end_is_parked_when_nothing_of_its_lane_stand
     assert all(consumer.once.may_start(item, consumer.now_ms) for item in ("a1", "c1"))
     consumer.once.ended("a1")
     assert consumer.talk() == Orders(ack=["a1"])
-    assert consumer.once.has_suspects
+    assert consumer.once.suspects.waiting
     del lane[0]
     assert consumer.talk() == Orders(park=[("b1", "5 runs never ended")])
     assert consumer.once.counters.unended == 1
@@ -860,7 +864,7 @@ def test_a_store_that_is_away_is_asked_again_after_50_100_and_up_to_5000_ms() ->
     first = consumer.lose()
     waits = []
     for _ in range(9):
-        wake_ms = consumer.once.wake_ms()
+        wake_ms = consumer.turns.wake_ms()
         assert wake_ms is not None
         waits.append(wake_ms - consumer.now_ms)
         consumer.later(waits[-1] - 1)
@@ -868,13 +872,13 @@ def test_a_store_that_is_away_is_asked_again_after_50_100_and_up_to_5000_ms() ->
         consumer.later(1)
         assert consumer.lose() == first
     assert waits == [50, 100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000]
-    assert consumer.once.away_ms(consumer.now_ms) == sum(waits)
+    assert consumer.turns.away_ms(consumer.now_ms) == sum(waits)
     consumer.later(5_000)
     assert consumer.talk() == Orders(hand_out=["a1"])
-    assert consumer.once.away_ms(consumer.now_ms) is None
+    assert consumer.turns.away_ms(consumer.now_ms) is None
     consumer.arrived("b1")
     consumer.lose()
-    assert consumer.once.wake_ms() == consumer.now_ms + 50
+    assert consumer.turns.wake_ms() == consumer.now_ms + 50
 
 
 def test_a_store_that_is_away_is_asked_also_when_there_is_nothing_to_say() -> None:
@@ -900,7 +904,7 @@ def test_a_turn_whose_reply_was_lost_is_repeated_and_counts_once() -> None:
     assert turn is not None
     assert (turn.token, turn.done) == (first.token, first.done)
     assert turn.claim == [*first.claim, key_of("c1")]
-    consumer.once.answered(consumer.carry_out(turn), consumer.now_ms)
+    consumer.turns.answered(consumer.carry_out(turn), consumer.now_ms)
     assert consumer.took() == Orders(ack=["z1"], hand_out=["a1", "b1", "c1"])
     assert consumer.store.records[key_of("a1")].unended == 1
 
@@ -914,9 +918,9 @@ def test_what_was_given_back_behind_a_lost_reply_is_told_with_the_next_turn() ->
     consumer.lose()
     consumer.once.dropped(["b1"])
     consumer.later(50)
-    assert not consumer.once.is_told
+    assert not consumer.turns.is_told
     consumer.talk()
-    assert consumer.once.is_idle
+    assert consumer.turns.is_idle
     assert consumer.store.state("a1") == consumer.store.state("b1") == WAITING
 
 
@@ -955,8 +959,8 @@ def test_one_that_runs_on_hands_out_without_claims_acks_at_once_and_tells_later(
     assert consumer.talk() == Orders()
     states = [consumer.store.state(item) for item in ("a1", "b1", "c1", "e1")]
     assert states == [DONE, WAITING, PARKED, DONE]
-    assert consumer.once.is_told
-    assert not consumer.once.is_idle  # d1 has not ended
+    assert consumer.turns.is_told
+    assert not consumer.turns.is_idle  # d1 has not ended
 
 
 @pytest.mark.guarantee("dedup-waits-are-bounded")
@@ -969,7 +973,7 @@ def test_ends_told_later_are_bounded_and_the_oldest_go(monkeypatch: pytest.Monke
     for item in ("a1", "b1", "c1", "d1", "e1"):
         assert consumer.once.may_start(item, consumer.now_ms)
         consumer.once.ended(item)
-    assert consumer.once.counters.untold == 2
+    assert consumer.once.next_turn.untold == 2
     consumer.later(50)
     consumer.talk()
     done = [item for item in ("a1", "b1", "c1", "d1", "e1") if consumer.store.state(item) == DONE]
@@ -1043,7 +1047,7 @@ class Consumers(RuleBasedStateMachine):
             self.answers[who] = consumer.carry_out(turn)
         if fate:
             self.answers[who] = None
-            consumer.once.away(consumer.now_ms)
+            consumer.turns.away(consumer.now_ms)
         self.carry_out(who)
 
     @rule(who=st.sampled_from([0, 1]))
@@ -1051,7 +1055,7 @@ class Consumers(RuleBasedStateMachine):
         if (answer := self.answers[who]) is not None:
             self.answers[who] = None
             self.answered_ms[who] = self.store.now_ms
-            self.consumers[who].once.answered(answer, self.store.now_ms)
+            self.consumers[who].turns.answered(answer, self.store.now_ms)
             self.carry_out(who)
 
     @precondition(lambda self: self.late)
@@ -1145,7 +1149,7 @@ class Consumers(RuleBasedStateMachine):
                 self.work(who, "ended")
             consumer.later(LEASE_MS)
             consumer.talk()
-            assert consumer.once.is_idle
+            assert consumer.turns.is_idle
 
 
 TestConsumers = Consumers.TestCase
