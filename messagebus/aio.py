@@ -36,8 +36,9 @@ from messagebus._io.consume.runs import (
 from messagebus._io.hooks import hook_chain
 from messagebus._io.loop import Ends, OneStop, Origin, Tasks
 from messagebus._io.publish.admission import Admission
+from messagebus._io.publish.calls import checked_payloads
 from messagebus._io.publish.drivers import Drivers
-from messagebus._io.publish.publishes import Many, checked_payloads
+from messagebus._io.publish.publishes import Many
 from messagebus._io.wire import Wire
 from messagebus.checks import raise_faults
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool, settings_of

@@ -20,18 +20,11 @@ from typing import Self
 from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import LoopThread, OneStop, is_interrupting, warn_dropped
+from messagebus._io.publish.calls import Call, Outgoing, checked_payloads, no_room, whole_timeout_ms
 from messagebus._io.publish.door import Door
 from messagebus._io.publish.drivers import Drivers, refuse_batches
-from messagebus._io.publish.publishes import (
-    Call,
-    Many,
-    Outgoing,
-    Target,
-    Waiter,
-    checked_payloads,
-    no_room,
-    whole_timeout_ms,
-)
+from messagebus._io.publish.publishes import Many, Waiter
+from messagebus._io.publish.targets import Target
 from messagebus._io.wire import Wire
 from messagebus.clock import LogLimit, monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig, Spool, settings_of

@@ -11,7 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
-from messagebus._io.publish.publishes import Call, Target, Waiter
+from messagebus._io.publish.calls import Call
+from messagebus._io.publish.publishes import Waiter
+from messagebus._io.publish.targets import Target
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
 from messagebus.stats import Durability, Outcome, Published

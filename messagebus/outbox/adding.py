@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, overload
 
 from messagebus._io.hooks import hook_chain, with_id
-from messagebus._io.publish.publishes import Outgoing
+from messagebus._io.publish.calls import Outgoing
 from messagebus.clock import wall_ms
 from messagebus.databases import AsyncConnection, Connection, Executed, Pending, recognise
 from messagebus.destination import Destination

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from messagebus._io.amqp.properties import encode_entry
 from messagebus._io.hooks import add_headers
-from messagebus._io.publish.publishes import Outgoing
+from messagebus._io.publish.calls import Outgoing
 from messagebus.bodies import decode_json
 from messagebus.clock import wall_ms, whole_ms
 from messagebus.core.relay import Row

@@ -27,7 +27,7 @@ from messagebus import (
     Spool,
     Topic,
 )
-from messagebus._io.publish.publishes import _delay_ms
+from messagebus._io.publish.calls import _delay_ms
 from messagebus.admin import purge_parked, read_parked, redrive_parked
 from messagebus.envelope import read_envelope
 from messagebus.numbers import read_number, read_whole

@@ -26,7 +26,8 @@ from messagebus._io.amqp.link import line_ms
 from messagebus._io.amqp.properties import read_message_id, read_stamp_ms
 from messagebus._io.loop import Tasks
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Address, Target, message_ids
+from messagebus._io.publish.publishes import message_ids
+from messagebus._io.publish.targets import Address, Target
 from messagebus._io.wire import Wire
 from messagebus.bodies import BINARY
 from messagebus.clock import wall_ms

@@ -15,18 +15,11 @@ from collections.abc import Callable
 
 from messagebus._io.hooks import HookChain
 from messagebus._io.loop import OneStop, Origin
+from messagebus._io.publish.calls import Call, Outgoing, no_room, whole_timeout_ms
 from messagebus._io.publish.door import Door
 from messagebus._io.publish.drivers import Drivers, refuse_batches
-from messagebus._io.publish.publishes import (
-    Call,
-    Ended,
-    Many,
-    Outgoing,
-    Target,
-    Waiter,
-    no_room,
-    whole_timeout_ms,
-)
+from messagebus._io.publish.publishes import Ended, Many, Waiter
+from messagebus._io.publish.targets import Target
 from messagebus._io.wire import Wire
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from messagebus._io.amqp.link import Link
 from messagebus._io.loop import Tasks
-from messagebus._io.publish.publishes import NO_SPOOL, Address
+from messagebus._io.publish.targets import NO_SPOOL, Address
 from messagebus._io.wire import Topology
 from messagebus.core.ends import REFUSED, End, Item
 from messagebus.core.pending import PendingPublishes

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from messagebus._io.amqp.link import Link
 from messagebus._io.loop import Tasks
-from messagebus._io.publish.publishes import Address
 from messagebus._io.publish.routes import RoutePolicy
+from messagebus._io.publish.targets import Address
 from messagebus._io.wire import TOO_LATE, Outage, Wire
 from messagebus.broker import Broker
 from messagebus.clock import LogLimit

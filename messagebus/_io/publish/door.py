@@ -15,17 +15,10 @@ from typing import NamedTuple, Protocol
 
 from messagebus._io.amqp.properties import due_first, encode, encode_entry
 from messagebus._io.loop import Tasks
+from messagebus._io.publish.calls import Call
 from messagebus._io.publish.destinations import Destinations
-from messagebus._io.publish.publishes import (
-    Bundle,
-    Call,
-    Many,
-    Publish,
-    PublishCopy,
-    Target,
-    Waiter,
-    tell,
-)
+from messagebus._io.publish.publishes import Bundle, Many, Publish, PublishCopy, Waiter, tell
+from messagebus._io.publish.targets import Target
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import PublisherConfig
 from messagebus.core.confirms import Packing

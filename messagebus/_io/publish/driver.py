@@ -26,8 +26,9 @@ from messagebus._io.loop import Tasks
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.door import Door, MakeDoor, MemoryDoor
 from messagebus._io.publish.links import Links
-from messagebus._io.publish.publishes import Publish, Sender, message_ids, tell
+from messagebus._io.publish.publishes import Publish, message_ids, tell
 from messagebus._io.publish.routes import AnyBroker, RoutePolicy
+from messagebus._io.publish.sender import Sender
 from messagebus._io.wire import Wire
 from messagebus.clock import monotonic_ms
 from messagebus.config import BusConfig, PublisherConfig

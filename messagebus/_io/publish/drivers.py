@@ -13,17 +13,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from messagebus._io.hooks import HookChain
+from messagebus._io.publish.calls import Call, Outgoing
 from messagebus._io.publish.door import MakeDoor
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import (
-    Address,
-    Call,
-    Ended,
-    Many,
-    Outgoing,
-    PublishCopy,
-    Waiter,
-)
+from messagebus._io.publish.publishes import Ended, Many, PublishCopy, Waiter
+from messagebus._io.publish.targets import Address
 from messagebus._io.wire import Wire
 from messagebus.clock import in_seconds, monotonic_ms
 from messagebus.config import BusConfig, PublisherConfig

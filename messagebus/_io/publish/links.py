@@ -20,8 +20,9 @@ from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, Link
 from messagebus._io.loop import Tasks
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.dialing import Dialer
-from messagebus._io.publish.publishes import Address, Sender, place_name
 from messagebus._io.publish.routes import RoutePolicy
+from messagebus._io.publish.sender import Sender
+from messagebus._io.publish.targets import Address, place_name
 from messagebus._io.wire import Wire
 from messagebus.broker import BrokerList
 from messagebus.clock import monotonic_ms, whole_ms

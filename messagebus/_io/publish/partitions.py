@@ -22,16 +22,10 @@ from zlib import crc32
 from messagebus._io.amqp.link import Link
 from messagebus._io.amqp.properties import KEY_HEADER, read_headers, read_key
 from messagebus._io.loop import Tasks
+from messagebus._io.publish.calls import Call
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import (
-    Address,
-    Call,
-    Many,
-    Publish,
-    Target,
-    Waiter,
-    place_name,
-)
+from messagebus._io.publish.publishes import Many, Publish, Waiter
+from messagebus._io.publish.targets import Address, Target, place_name
 from messagebus._io.wire import NEWS_WAIT_S, Topology, Wire, follow_homes
 from messagebus.broker import Broker, BrokerList
 from messagebus.clock import monotonic_ms

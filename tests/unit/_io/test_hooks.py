@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagebus._io.hooks import TOLD_EVERY, HookChain, hook_chain, with_id
-from messagebus._io.publish.publishes import Targets
+from messagebus._io.publish.targets import Targets
 from messagebus.bodies import BINARY
 from messagebus.core.deliveries import Receipt
 from messagebus.core.headers import OF_BROKERS

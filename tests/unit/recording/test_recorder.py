@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from messagebus._io.hooks import HookChain
-from messagebus._io.publish.publishes import Targets, message_ids
+from messagebus._io.publish.publishes import message_ids
+from messagebus._io.publish.targets import Targets
 from messagebus.core.deliveries import Receipt
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import ConfigError, RecordingFailed

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.sampling import (
 from opentelemetry.trace import SpanKind, StatusCode
 
 from messagebus._io.hooks import HookChain, Watched
-from messagebus._io.publish.publishes import Targets
+from messagebus._io.publish.targets import Targets
 from messagebus.core.deliveries import Receipt
 from messagebus.core.ends import END_UNCONFIRMED
 from messagebus.destination import Subscription, Topic

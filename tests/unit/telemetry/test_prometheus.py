@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from messagebus._io.hooks import HookChain
-from messagebus._io.publish.publishes import Targets
+from messagebus._io.publish.targets import Targets
 from messagebus.core.deliveries import Receipt
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import Stopped

@@ -26,12 +26,14 @@ from pathlib import Path
 from typing import cast
 
 from messagebus._io.hooks import HookChain
+from messagebus._io.publish.calls import Call
 from messagebus._io.publish.door import Sending, SpoolCounts, encode_publish
-from messagebus._io.publish.publishes import Bundle, Call, Many, Publish, Target, Waiter
+from messagebus._io.publish.publishes import Bundle, Many, Publish, Waiter
 from messagebus._io.publish.spool.keeper import Keeper
 from messagebus._io.publish.spool.records import Records, name_of
 from messagebus._io.publish.spool.replayer import REPLAY_MESSAGES, Replayed, Replayer
 from messagebus._io.publish.spool.writer import Disk, Writer, fits
+from messagebus._io.publish.targets import Target
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing

@@ -6,7 +6,8 @@ import time
 from typing import cast
 
 from messagebus._io.amqp.properties import IN_BATCH, bare_shape, encode
-from messagebus._io.publish.publishes import Address, Bundle, Publish, Target
+from messagebus._io.publish.publishes import Bundle, Publish
+from messagebus._io.publish.targets import Address, Target
 from messagebus.broker import Broker
 from messagebus.config import BusConfig
 from messagebus.core.spool import lane_of

@@ -11,7 +11,7 @@ from messagebus._io.amqp.link import Link
 from messagebus._io.loop import Tasks
 from messagebus._io.publish import destinations as module
 from messagebus._io.publish.destinations import Destinations
-from messagebus._io.publish.publishes import Address
+from messagebus._io.publish.targets import Address
 from messagebus._io.wire import Registration
 from messagebus.core.ends import Item
 from messagebus.core.pending import PendingPublishes

@@ -1,4 +1,4 @@
-"""_io.publish.publishes: calls are checked, ids never repeat, frames hold the messages, calls end once."""
+"""_io.publish.calls, targets, sender, publishes: calls are checked, ids never repeat, frames hold the messages, calls end once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,10 @@ from messagebus._io.amqp.batch import BATCH_TYPE, decode_batch
 from messagebus._io.amqp.connection import Frames
 from messagebus._io.amqp.frames import Contents, FrameParser, PublishFrames
 from messagebus._io.amqp.properties import IN_BATCH, decode, encode, encode_entry
-from messagebus._io.publish.publishes import (
-    Address,
-    Bundle,
-    Many,
-    Outgoing,
-    Publish,
-    Sender,
-    Targets,
-    message_ids,
-    place_name,
-    tell,
-    whole_timeout_ms,
-)
+from messagebus._io.publish.calls import Outgoing, whole_timeout_ms
+from messagebus._io.publish.publishes import Bundle, Many, Publish, message_ids, tell
+from messagebus._io.publish.sender import Sender
+from messagebus._io.publish.targets import Address, Targets, place_name
 from messagebus.config import Batching
 from messagebus.core.confirms import Batch
 from messagebus.core.ends import End, Entry

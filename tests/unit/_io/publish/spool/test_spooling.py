@@ -35,7 +35,7 @@ from messagebus import (
     Topic,
     Unknown,
 )
-from messagebus._io.publish.publishes import Outgoing
+from messagebus._io.publish.calls import Outgoing
 from messagebus._io.publish.spool import folder as spool_folder
 from messagebus._io.publish.spool.records import place_of, read_place
 from messagebus.admin.spool import spool_status
