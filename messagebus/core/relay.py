@@ -111,25 +111,46 @@ class _Held:
     state: _State = _State.WAITING
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayLimits:
+    """Limits of a relay, as of `messagebus.outbox.RelayConfig`."""
+
+    batch: int
+    held_max: int
+    held_bytes_max: int
+    in_flight_max: int
+    poll_ms: int
+    attempts_max: int
+    key_waits: bool
+
+
+class Pause:
+    """The pause of all rows while nothing can be published: ever longer, until a row is confirmed."""
+
+    def __init__(self) -> None:
+        self.until_ms = 0
+        """0 without a pause since the last confirm."""
+        self._count = 0
+
+    def begin(self, now_ms: int, share: float) -> None:
+        """Send nothing for a while: one pause for all rows that were on their way together."""
+        if now_ms >= self.until_ms:
+            self._count += 1
+            self.until_ms = now_ms + backoff_ms(
+                self._count, first_ms=PAUSE_FIRST_MS, max_ms=PAUSE_MAX_MS, share=share
+            )
+
+    def end(self) -> None:
+        self._count = self.until_ms = 0
+
+
 class RelayedRows:
     """The rows that one relay holds. Not thread-safe."""
 
-    def __init__(
-        self,
-        *,
-        batch: int,
-        held_max: int,
-        held_bytes_max: int,
-        in_flight_max: int,
-        poll_ms: int,
-        attempts_max: int,
-        key_waits: bool,
-    ) -> None:
-        self._batch, self._in_flight_max = batch, in_flight_max
-        self._held_max, self._held_bytes_max = held_max, held_bytes_max
-        self._held_bytes = 0
-        self._poll_ms, self._attempts_max, self._key_waits = poll_ms, attempts_max, key_waits
+    def __init__(self, limits: RelayLimits) -> None:
+        self._limits = limits
         self._held: dict[int, _Held] = {}
+        self._held_bytes = 0
         self._keys: dict[str, deque[int]] = {}
         """Key -> its held rows, in order; the first one may be sent."""
         self._ready: deque[int] = deque()
@@ -143,7 +164,7 @@ class RelayedRows:
         self._until_ms: Mapping[int, int] = {}
         self._asked: Exchange | None = None
         self._read_at_ms = 0
-        self._paused_until_ms = self._pauses = 0
+        self._pause = Pause()
         self._stopping = False
         self.in_flight = 0
         """Rows that are sent and have no end."""
@@ -172,8 +193,8 @@ class RelayedRows:
         """Return when `take` or `exchange` has something to do by itself; None: after an event only."""
         due = []
         # While as many as may be are on their way, the end of one is the next event.
-        if self._ready and self._paused_until_ms and self.in_flight < self._in_flight_max:
-            due.append(self._paused_until_ms)
+        if self._ready and self._pause.until_ms and not self.is_full:
+            due.append(self._pause.until_ms)
         if self._may_read():
             due.append(self._read_at_ms)
         return min(due, default=None)
@@ -210,8 +231,8 @@ class RelayedRows:
             tuple(sorted(self._until_ms)) if reads else (),
             held,
             full if reads else (),
-            min(self._batch, self._held_max - len(self._held)) if reads else 0,
-            self._held_bytes_max - self._held_bytes if reads else 0,
+            min(self._limits.batch, self._limits.held_max - len(self._held)) if reads else 0,
+            self._limits.held_bytes_max - self._held_bytes if reads else 0,
         )
         self._done, self._failures = [], []
         return self._asked
@@ -231,7 +252,7 @@ class RelayedRows:
         if asked.limit:
             # A full answer says that there may be more.
             is_full = len(rows) >= asked.limit or size >= asked.bytes_max
-            self._read_at_ms = 0 if is_full else now_ms + self._poll_ms
+            self._read_at_ms = 0 if is_full else now_ms + self._limits.poll_ms
         gaps, self._gaps = self._gaps, set()
         return [row.id for row in rows if row.key not in gaps and self._add(row)]
 
@@ -248,8 +269,8 @@ class RelayedRows:
             return False
         # Half of what fits, or nothing: a read that returns a few rows costs as much as a full one.
         return (
-            len(self._held) - len(self._done) <= self._held_max // 2
-            and self._held_bytes <= self._held_bytes_max // 2
+            len(self._held) - len(self._done) <= self._limits.held_max // 2
+            and self._held_bytes <= self._limits.held_bytes_max // 2
         )
 
     def _add(self, row: Row) -> bool:
@@ -257,7 +278,7 @@ class RelayedRows:
             return False
         self._held[row.id] = _Held(row)
         self._held_bytes += row.size
-        if not row.key or not self._key_waits:
+        if not row.key or not self._limits.key_waits:
             self._ready.append(row.id)
             return True
         ids = self._keys.setdefault(row.key, deque())
@@ -270,7 +291,7 @@ class RelayedRows:
     @property
     def is_full(self) -> bool:
         """True while as many rows as may be have been sent and have no end."""
-        return self.in_flight >= self._in_flight_max
+        return self.in_flight >= self._limits.in_flight_max
 
     def sent(self) -> list[int]:
         """Return the rows that are sent and have no end."""
@@ -281,11 +302,11 @@ class RelayedRows:
 
         stuck: those of `sent` that wait for a home that is away; they take up no room.
         """
-        if self._stopping or now_ms < self._paused_until_ms:
+        if self._stopping or now_ms < self._pause.until_ms:
             return []
         taken: list[int] = []
-        ready = self._ready
-        while ready and self.in_flight - stuck < self._in_flight_max:
+        ready, in_flight_max = self._ready, self._limits.in_flight_max
+        while ready and self.in_flight - stuck < in_flight_max:
             held = self._held.get(row_id := ready.popleft())
             if held is None or held.state is not _State.WAITING or not self._is_first(held.row):
                 continue
@@ -310,13 +331,13 @@ class RelayedRows:
                 held.state = _State.DONE
                 self._done.append(row_id)
                 self.published += 1
-                self._pauses = self._paused_until_ms = 0
+                self._pause.end()
                 self._next_of(row)
             case End.NOT_SENT:
                 held.state = _State.WAITING
                 self._leave_shard(row.shard)
                 self._ready.appendleft(row_id)
-                self._pause(now_ms, share)
+                self._pause.begin(now_ms, share)
             case End.NO_SECOND | End.HOME_AWAY:
                 held.state = _State.FAILED
                 self._failures.append(
@@ -325,21 +346,13 @@ class RelayedRows:
             case End.FAILED | End.INVALID:
                 held.state = _State.FAILED
                 attempts = row.attempts + 1
-                parked = end is End.INVALID or attempts >= self._attempts_max
+                parked = end is End.INVALID or attempts >= self._limits.attempts_max
                 wait_ms = backoff_ms(
                     attempts, first_ms=FAILED_FIRST_MS, max_ms=FAILED_MAX_MS, share=share
                 )
                 self._failures.append(Failure(row_id, attempts, wait_ms, reason, parked))
                 self.failed += 1
                 self.parked += parked
-
-    def _pause(self, now_ms: int, share: float) -> None:
-        """Send nothing for a while: one pause for all rows that were on their way together."""
-        if now_ms >= self._paused_until_ms:
-            self._pauses += 1
-            self._paused_until_ms = now_ms + backoff_ms(
-                self._pauses, first_ms=PAUSE_FIRST_MS, max_ms=PAUSE_MAX_MS, share=share
-            )
 
     def _is_first(self, row: Row) -> bool:
         ids = self._keys.get(row.key)

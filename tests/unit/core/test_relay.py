@@ -19,6 +19,7 @@ from messagebus.core.relay import (
     End,
     Exchange,
     RelayedRows,
+    RelayLimits,
     Row,
 )
 from tests.support.examples import examples
@@ -38,7 +39,7 @@ def relayed(
     attempts_max: int = 3,
     key_waits: bool = True,
 ) -> RelayedRows:
-    made = RelayedRows(
+    limits = RelayLimits(
         batch=batch,
         held_max=held_max,
         held_bytes_max=held_bytes_max,
@@ -47,6 +48,7 @@ def relayed(
         attempts_max=attempts_max,
         key_waits=key_waits,
     )
+    made = RelayedRows(limits)
     made.own(ALL)
     return made
 

@@ -30,7 +30,7 @@ from messagebus.core import relay as core_relay
 from messagebus.core.relay import End
 from messagebus.dialects import dialect_named
 from messagebus.outbox import AsyncRelay, Outbox, Relay, RelayConfig
-from messagebus.outbox.relay import _Away
+from messagebus.outbox.exchanges import DatabaseAway
 from messagebus.outbox.table import Table
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
@@ -184,14 +184,14 @@ async def test_rows_that_are_held_are_read_again_over_a_new_connection(
     async with relay:
         await eventually_async(lambda: relay.stats().held == 3, within_s=WITHIN_S)
         change(shop, "DELETE FROM messagebus_outbox WHERE body <> ?", b"sent")
-        run, lost, loop = relay._session._run, asyncio.Event(), asyncio.get_running_loop()
+        run, lost, loop = relay._exchanges.session._run, asyncio.Event(), asyncio.get_running_loop()
 
         def ends_once(*_: object) -> list[object]:
-            monkeypatch.setattr(relay._session, "_run", run)
+            monkeypatch.setattr(relay._exchanges.session, "_run", run)
             loop.call_soon_threadsafe(lost.set)
             raise ConnectionError("the server was replaced")
 
-        monkeypatch.setattr(relay._session, "_run", ends_once)
+        monkeypatch.setattr(relay._exchanges.session, "_run", ends_once)
         await asyncio.wait_for(lost.wait(), WITHIN_S)
         await eventually_async(lambda: relay.stats().held == 1, within_s=WITHIN_S)
         shop.bus.thaw()
@@ -337,7 +337,7 @@ async def test_rows_that_want_two_brokers_hold_up_no_others_while_there_is_one(
         await eventually_async(lambda: shop.count(waiting) == shop.count() == 20, within_s=60)
         assert relay.stats().published == 5
     assert 1 <= shop.count("reason LIKE 'stored on 1 of 2 brokers%'") <= 4
-    monkeypatch.setattr("messagebus.outbox.relay.SECOND_MS", 50)
+    monkeypatch.setattr("messagebus.outbox.sending.SECOND_MS", 50)
     monkeypatch.setitem(core_relay._WAITS_MS, End.NO_SECOND, 50)
     with closing(shop.connect()) as connection, connection:
         connection.execute("UPDATE messagebus_outbox SET not_before_ms = 0, reason = ''")
@@ -378,7 +378,7 @@ async def test_a_relay_that_failed_stops_without_an_error(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay = shop.relay()
-    monkeypatch.setattr(relay._shares, "ask", lambda *_: 1 / 0)
+    monkeypatch.setattr(relay._exchanges.shares, "ask", lambda *_: 1 / 0)
     await relay.start()
     assert isinstance(await relay.ended(), ZeroDivisionError)
     assert await relay.stop() == 0
@@ -425,7 +425,7 @@ def test_the_counts_of_a_large_table_come_from_its_indexes(shop: Shop) -> None:
 
 async def test_a_count_that_takes_long_is_rare(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1_000_000]
-    monkeypatch.setattr("messagebus.outbox.relay.monotonic_ms", lambda: clock[0])
+    monkeypatch.setattr("messagebus.outbox.exchanges.monotonic_ms", lambda: clock[0])
     relay = shop.relay()
     relay._status = Status.RUNNING
 
@@ -433,9 +433,9 @@ async def test_a_count_that_takes_long_is_rare(shop: Shop, monkeypatch: pytest.M
         clock[0] += 3_000
         return [(0, 0, 0, 0)]
 
-    monkeypatch.setattr(relay, "_run", slow)
-    await relay._count()
-    assert relay._count_at_ms - clock[0] == 60_000
+    monkeypatch.setattr(relay._exchanges, "_run", slow)
+    await relay._exchanges._count()
+    assert relay._exchanges._count_at_ms - clock[0] == 60_000
     assert relay.stats().rows_waiting == 0
 
 
@@ -446,13 +446,13 @@ async def test_counts_of_a_table_that_does_not_answer_are_unknown_and_not_zero(s
         relay.stats()
     relay._status = Status.RUNNING
     assert relay.stats().rows_waiting is None
-    await relay._count()
+    await relay._exchanges._count()
     assert relay.stats().rows_waiting == 2
-    await relay._database_failed(_Away())
+    await relay._exchanges._failed(DatabaseAway())
     stats = relay.stats()
     assert (stats.rows_waiting, stats.rows_retrying, stats.rows_parked) == (None, None, None)
-    assert relay._count_at_ms == 0
-    await relay._session.close()
+    assert relay._exchanges._count_at_ms == 0
+    await relay._exchanges.session.close()
 
 
 def test_a_relay_that_is_dropped_without_stop_warns_and_ends(shop: Shop) -> None:
