@@ -22,7 +22,6 @@ from messagebus.core.parking import read_ttl_ms
 from messagebus.destination import (
     SEGMENTS,
     UNDELIVERED_QUEUE,
-    Destination,
     Source,
     Stream,
     Subscription,
@@ -278,6 +277,35 @@ def _known_as(queue: MemoryQueue) -> str:
     return f"mb.sub/{queue.name.removeprefix(SEGMENTS).rpartition('/')[0]}"
 
 
+class Reading:
+    """What brokers read of their links: everything at once, or nothing while they are frozen."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self.is_frozen = False
+        self._unread: list[Callable[[], None]] = []
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Do this after everything written before: at once, unless the brokers are frozen."""
+        with self._lock:
+            if self.is_frozen:
+                self._unread.append(action)
+            else:
+                action()
+
+    def freeze(self) -> None:
+        with self._lock:
+            self.is_frozen = True
+
+    def thaw(self) -> None:
+        """Do what was written meanwhile. The caller tells of the change."""
+        with self._lock:
+            self.is_frozen = False
+            unread, self._unread = self._unread, []
+            for action in unread:
+                action()
+
+
 class MemoryBrokers:
     """All brokers of a bus. names: of the brokers, in order.
 
@@ -290,7 +318,8 @@ class MemoryBrokers:
         self.delivery_limit = delivery_limit
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.journal = Journal()
+        self.journal = Journal(self.lock)
+        self.reading = Reading(self.lock)
         self.places = itertools.count()
         self._wanted: dict[str, Wanted] = {}
         self._turns = itertools.cycle(self.names)
@@ -303,8 +332,6 @@ class MemoryBrokers:
         """Exchange or queue -> how many copies of each of the next publishes are stored."""
         self.stopped: set[str] = set()
         """Brokers that refuse new links."""
-        self._frozen = False
-        self._unread: list[Callable[[], None]] = []
         self._watchers: list[Callable[[], None]] = []
 
     def balance(self) -> MemoryBroker:
@@ -374,8 +401,8 @@ class MemoryBrokers:
     # Traffic.
     def write(self, broker: MemoryBroker, site: Site, orders: list[tuple[Any, ...]]) -> None:
         with self.lock:
-            if self._frozen:
-                self._unread.append(lambda: broker.carry_out(site, orders))
+            if self.reading.is_frozen:
+                self.reading.do(lambda: broker.carry_out(site, orders))
             else:
                 broker.carry_out(site, orders)
             self.tell()
@@ -386,14 +413,6 @@ class MemoryBrokers:
         for look in self._watchers:
             look()
 
-    def when_it_reads(self, action: Callable[[], None]) -> None:
-        """Do this after everything written before: at once, unless the brokers are frozen."""
-        with self.lock:
-            if self._frozen:
-                self._unread.append(action)
-            else:
-                action()
-
     def bring(self, action: Callable[[], None]) -> None:
         """Do this for a broker, now or after its delay. The caller holds the lock."""
         if self.slow_ms:
@@ -401,23 +420,6 @@ class MemoryBrokers:
             heapq.heappush(self._later, (due_ms, next(self._order), action))
         else:
             action()
-
-    # Freezing.
-    @property
-    def frozen(self) -> bool:
-        return self._frozen
-
-    def freeze(self) -> None:
-        with self.lock:
-            self._frozen = True
-
-    def thaw(self) -> None:
-        with self.lock:
-            self._frozen = False
-            unread, self._unread = self._unread, []
-            for action in unread:
-                action()
-            self.tell()
 
     # Time.
     def clock(self) -> int:
@@ -554,18 +556,6 @@ class MemoryBrokers:
         finally:
             with self.lock:
                 self._watchers.remove(look)
-
-    def answers(self, source: Source) -> list[tuple[str, str]]:
-        with self.lock:
-            return self.journal.answers(source)
-
-    def destinations(self) -> dict[tuple[str, str], int]:
-        with self.lock:
-            return self.journal.destinations()
-
-    def published(self, destination: Destination, outcome: str) -> list[Message]:
-        with self.lock:
-            return self.journal.messages(destination, outcome)
 
     def parked_messages(self, source: Source) -> list[Message]:
         return [m for _, each in self.parked(source) for m in messages_of(each.raw, each.body)]

@@ -232,11 +232,13 @@ class MemoryBus:
 
     def freeze(self) -> None:
         """Freeze the brokers: they read and answer nothing, so backlogs fill and deadlines pass."""
-        self._brokers.freeze()
+        self._brokers.reading.freeze()
 
     def thaw(self) -> None:
         """End `freeze`: the brokers continue."""
-        self._brokers.thaw()
+        with self._brokers.lock:
+            self._brokers.reading.thaw()
+            self._brokers.tell()
 
     def slow(self, delay_s: float) -> None:
         """Delay confirms and deliveries by this many seconds of the clock of `advance`; 0 ends it."""
@@ -282,13 +284,13 @@ class MemoryBus:
     # Questions.
     def published(self, destination: Destination | str) -> list[Message]:
         """Return the messages confirmed at this destination, in order, without copies for retries."""
-        return self._brokers.published(_destination(destination), "confirmed")
+        return self._brokers.journal.messages(_destination(destination), "confirmed")
 
     def answers(
         self, destination: Destination | Source | str, subscription: str = ""
     ) -> list[tuple[str, str]]:
         """Return pairs of message id and answer (ack, requeue, reject, retry, park), in order of arrival."""
-        return self._brokers.answers(_source(destination, subscription))
+        return self._brokers.journal.answers(_source(destination, subscription))
 
     def waiting(self, destination: Destination | Source | str, subscription: str = "") -> int:
         """Return the number of messages that wait to be delivered, on all brokers together."""
@@ -458,7 +460,7 @@ def _check_published(
 ) -> list[Message]:
     """Return the matching messages. Raises AssertionError unless there are as many as wanted, TypeError."""
     __tracebackhide__ = True
-    there = brokers.published(destination, "confirmed")
+    there = brokers.journal.messages(destination, "confirmed")
     found = [each for each in there if _matches(each, fields) and (where is None or where(each))]
     if _enough(found, count):
         return found
@@ -471,7 +473,7 @@ def _check_published(
         ("unroutable", f"no subscription: declare({_a_reader(destination)!r})"),
         ("refused", "as refuse_next says"),
     ):
-        if lost := len(brokers.published(destination, outcome)):
+        if lost := len(brokers.journal.messages(destination, outcome)):
             told.append(f"{lost} more {outcome}: {why}")
     if not there:
         told += _listed("published elsewhere", _elsewhere(brokers))
@@ -485,7 +487,7 @@ def _check_answered(
     __tracebackhide__ = True
     if answer not in ANSWERS:
         raise ValueError(f"answer {answer!r}: one of {', '.join(ANSWERS)}")
-    there = brokers.answers(source)
+    there = brokers.journal.answers(source)
     found = [message_id for message_id, given in there if given == answer]
     if _enough(found, count):
         return found
@@ -506,7 +508,7 @@ def _check_parked(brokers: MemoryBrokers, source: Source, count: int | None) -> 
         return found
     told = [f"{_counted(count)} parked message(s) wanted of {source}, {len(found)} found"]
     told += _listed("parked", [_line(each) for each in found])
-    answers = [f"{given} {message_id}" for message_id, given in brokers.answers(source)]
+    answers = [f"{given} {message_id}" for message_id, given in brokers.journal.answers(source)]
     told += _listed("answers", answers)
     told.append(_state(brokers, source))
     raise AssertionError("\n".join(told))
@@ -571,7 +573,7 @@ def _listed(title: str, lines: list[str]) -> list[str]:
 def _elsewhere(brokers: MemoryBrokers) -> list[str]:
     return [
         f"{exchange.removeprefix('mb.topic/').replace('mb.queue/', 'queue:')}: {count} {outcome}"
-        for (exchange, outcome), count in sorted(brokers.destinations().items())
+        for (exchange, outcome), count in sorted(brokers.journal.destinations().items())
     ]
 
 

@@ -1,10 +1,12 @@
 """Journal of a bus in memory: every publish and how it ended, every answer to a delivery.
 
-Not thread-safe: the brokers hold the lock. It forgets all but about the last MESSAGES_MAX of each.
+The brokers hold their lock when they add to it; questions take that lock. It forgets all but about the last
+MESSAGES_MAX of each.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 
@@ -46,7 +48,9 @@ def ids_of(raw: bytes, body: bytes) -> list[str]:
 class Journal:
     """Journal of one bus, with one entry for each write of a link."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
+        """Create it empty. lock: of the brokers."""
+        self._lock = lock
         self._publishes: deque[tuple[list[Order], Mapping[int, str]]] = deque()
         self._published = 0
         self._answers: deque[tuple[str, str, list[tuple[bytes, bytes]]]] = deque()
@@ -87,19 +91,21 @@ class Journal:
     def messages(self, destination: Destination, outcome: str) -> list[Message]:
         """Return messages published there and confirmed, refused or unroutable, without copies."""
         key = destination.due_key
-        return [
-            message
-            for (address, raw, body), end in self._ends()
-            if end == outcome and first_publish_to(address, raw) == key
-            for message in messages_of(raw, body)
-        ]
+        with self._lock:
+            return [
+                message
+                for (address, raw, body), end in self._ends()
+                if end == outcome and first_publish_to(address, raw) == key
+                for message in messages_of(raw, body)
+            ]
 
     def destinations(self) -> dict[tuple[str, str], int]:
         """Return how many messages were published, by `due_key` of the destination and outcome."""
         counts: dict[tuple[str, str], int] = {}
-        for (address, raw, body), end in self._ends():
-            if key := first_publish_to(address, raw):
-                counts[key, end] = counts.get((key, end), 0) + len(ids_of(raw, body))
+        with self._lock:
+            for (address, raw, body), end in self._ends():
+                if key := first_publish_to(address, raw):
+                    counts[key, end] = counts.get((key, end), 0) + len(ids_of(raw, body))
         return counts
 
     def _ends(self) -> Iterator[tuple[Order, str]]:
@@ -109,13 +115,14 @@ class Journal:
 
     def answers(self, source: Source) -> list[tuple[str, str]]:
         """Return id and answer, in the order in which the brokers got them."""
-        return [
-            (message_id, answer)
-            for queue, answer, contents in self._answers
-            if queue == source.amqp_queue
-            for raw, body in contents
-            for message_id in ids_of(raw, body)
-        ]
+        with self._lock:
+            return [
+                (message_id, answer)
+                for queue, answer, contents in self._answers
+                if queue == source.amqp_queue
+                for raw, body in contents
+                for message_id in ids_of(raw, body)
+            ]
 
 
 def _entries(raw: bytes, body: bytes) -> Iterator[tuple[bytes, bytes]]:

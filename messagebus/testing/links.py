@@ -48,7 +48,7 @@ class MemoryWire:
 
     async def dial(self, broker: Broker | None, *, timeout_ms: int) -> Link:
         brokers = self._brokers
-        if brokers.frozen:
+        if brokers.reading.is_frozen:
             await asyncio.wait_for(_thawed(brokers), timeout_ms / 1000)
         site = brokers.balance() if broker is None else brokers.all[broker.name]
         if site.name in brokers.stopped:
@@ -62,7 +62,7 @@ class MemoryWire:
 async def _thawed(brokers: MemoryBrokers) -> None:
     loop = asyncio.get_running_loop()
     thawed = asyncio.Event()
-    brokers.when_it_reads(lambda: cast(None, _post(loop, thawed.set)))
+    brokers.reading.do(lambda: cast(None, _post(loop, thawed.set)))
     await thawed.wait()
 
 
@@ -235,7 +235,7 @@ class MemoryLink:
                 self._read_soon(self._told.append, told)
 
         try:
-            self._brokers.when_it_reads(carry_out)
+            self._brokers.reading.do(carry_out)
             return await answered
         finally:
             self._calls.discard(answered)
@@ -296,7 +296,7 @@ class MemoryLink:
                 told = callback
                 self._brokers.bring(lambda: self._read_soon(self._told.append, lambda: told(None)))
 
-        self._brokers.when_it_reads(carry_out)
+        self._brokers.reading.do(carry_out)
 
     # The end.
     def on_lost(self, callback: Callable[[LinkError], None]) -> None:

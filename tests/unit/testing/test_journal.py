@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import RLock
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_what_is_a_copy_is_seen_from_where_it_goes(
 
 
 def test_the_ack_after_a_copy_is_the_answer_that_the_copy_says() -> None:
-    journal, queue = Journal(), BILLING.amqp_queue
+    journal, queue = Journal(RLock()), BILLING.amqp_queue
     stored = Stored(1, route("mb.topic/orders"), PLAIN, b"x")
     journal.copied(queue, "retry", PLAIN)
     journal.answered("another queue", "ack", [stored])
@@ -59,7 +60,7 @@ def test_the_ack_after_a_copy_is_the_answer_that_the_copy_says() -> None:
 
 
 def test_copies_are_no_publishes_of_an_application() -> None:
-    journal = Journal()
+    journal = Journal(RLock())
     journal.published(
         [
             (route("mb.topic/orders"), PLAIN, b"1"),
@@ -83,7 +84,7 @@ def test_copies_are_no_publishes_of_an_application() -> None:
 
 def test_it_forgets_what_is_older_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MESSAGES_MAX", 3)
-    journal = Journal()
+    journal = Journal(RLock())
     for number in range(5):
         journal.published([(route("mb.topic/orders"), PLAIN, b"%d" % number)], {})
         journal.answered(BILLING.amqp_queue, "ack", [Stored(1, route(""), PLAIN, b"")])

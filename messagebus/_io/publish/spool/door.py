@@ -56,6 +56,44 @@ class Phase(Enum):
     DRAINING = "draining"
 
 
+class Phases:
+    """The door's phase, and when a broker took publishes last."""
+
+    def __init__(self, after_ms: int) -> None:
+        """Begin with SENDING. after_ms: without a broker for so long, messages go to the disk."""
+        self.now = Phase.SENDING
+        self._after_ms, self._usable_ms = after_ms, monotonic_ms()
+
+    @property
+    def is_away(self) -> bool:
+        """True while all that no broker has confirmed goes to the disk."""
+        return self.now in (Phase.AWAY, Phase.DRAINING)
+
+    def broker_takes(self, now: int) -> bool:
+        """Note that a broker takes publishes. Returns whether they go to one again from now on."""
+        self._usable_ms = now
+        if self.now is not Phase.AWAY:
+            return False
+        self.now = Phase.SENDING
+        return True
+
+    def has_waited(self, now: int) -> bool:
+        """Return whether no broker has taken anything for after_ms."""
+        return now - self._usable_ms >= self._after_ms
+
+    def to_disk(self) -> None:
+        """Begin to put what waits on the disk."""
+        self.now = Phase.AWAY if self.now is Phase.SENDING else Phase.DRAINING
+
+    def stop(self) -> None:
+        """Note that the publisher stops."""
+        self.now = Phase.DRAINING if self.is_away else Phase.ENDING
+
+    def put_forward(self, ms: int) -> None:
+        """Advance the time by ms, for a bus in memory."""
+        self._usable_ms -= ms
+
+
 class DiskDoor:
     """The way into the memory of a driver, or to the disk. Raises ConfigError for an unusable folder."""
 
@@ -87,9 +125,9 @@ class DiskDoor:
             on_pass=self._passed,
             on_failed=self._concerned,
         )
-        self._phase = Phase.SENDING
+        self._phases = Phases(whole_ms(config.spool.after_s))
         self._is_plain = False  # nothing concerns the spool: publishes go their usual way
-        self._usable_ms = self._taken_over_ms = monotonic_ms()
+        self._taken_over_ms = monotonic_ms()
 
     # Accepting.
     @property
@@ -133,10 +171,6 @@ class DiskDoor:
 
     # Which way.
     @property
-    def _is_away(self) -> bool:
-        return self._phase in (Phase.AWAY, Phase.DRAINING)
-
-    @property
     def _is_open(self) -> bool:
         """True when it is known what processes that have ended left."""
         return self._keeper.taken_over.is_set()
@@ -144,7 +178,7 @@ class DiskDoor:
     def _goes_to_disk(self, target: Target) -> bool:
         if not target.confirms:
             return False
-        if self._is_away or not self._is_open or self._settings.always:
+        if self._phases.is_away or not self._is_open or self._settings.always:
             return True
         destination = target.destination
         return self._writer.has(destination) or self._keeper.is_unread(destination)
@@ -156,7 +190,7 @@ class DiskDoor:
         return (
             self._writer.is_idle
             and self._is_open
-            and not (self._is_away or self._settings.always or self._keeper.has_unread)
+            and not (self._phases.is_away or self._settings.always or self._keeper.has_unread)
         )
 
     def _reflect(self) -> None:
@@ -178,7 +212,12 @@ class DiskDoor:
 
     def _release(self) -> None:
         """Give what waits for the disk to `pending`, where brokers take it and nothing is before it."""
-        if not self._is_open or self._is_away or self._settings.always or self._writer.is_idle:
+        if (
+            not self._is_open
+            or self._phases.is_away
+            or self._settings.always
+            or self._writer.is_idle
+        ):
             return
         writer, keeper = self._writer, self._keeper
         queued = writer.queued()
@@ -197,13 +236,13 @@ class DiskDoor:
         """Return how many messages may be written now; where nothing is sent there is no limit."""
         least = REPLAY_MESSAGES if self._settings.always else 0
         pace = self._replayer.pace
-        is_sending = not self._is_away and pace.is_sending(monotonic_ms())
+        is_sending = not self._phases.is_away and pace.is_sending(monotonic_ms())
         if is_sending and self._keeper.messages > least:
             return pace.allowed
         return self._settings.messages_max
 
     def _may_replay(self) -> bool:
-        if self._phase is not Phase.SENDING or not self._is_open:
+        if self._phases.now is not Phase.SENDING or not self._is_open:
             return False
         return self._driver.is_taking(monotonic_ms())
 
@@ -236,21 +275,20 @@ class DiskDoor:
                 await self._keeper.taken_over.wait()
 
     def before_tick(self, now: int) -> None:
+        phases = self._phases
         if self._driver.is_taking(now):
-            self._usable_ms = now
-            if self._phase is Phase.AWAY:
-                self._phase = Phase.SENDING
+            if phases.broker_takes(now):
                 messages = self._keeper.messages
                 log.warning("spool is sent broker=%s messages=%d", self._driver.broker, messages)
-        elif not self._is_away and (
-            now - self._usable_ms >= whole_ms(self._settings.after_s)
+        elif not phases.is_away and (
+            phases.has_waited(now)
             or any(item.deadline_ms <= now for item in self._pending.unsettled())
         ):
-            self._phase = Phase.AWAY if self._phase is Phase.SENDING else Phase.DRAINING
+            phases.to_disk()
             self._reflect()
             folder = self._keeper.root
             log.warning("no broker accepts messages: they go to the spool folder=%s", folder)
-        if self._is_away:
+        if phases.is_away:
             self._withdraw()
 
     def after_tick(self, now: int) -> None:
@@ -259,14 +297,14 @@ class DiskDoor:
         self._release()
         self._keeper.tidy(now)
         is_due = now - self._taken_over_ms >= ADOPT_MS
-        if is_due and not self._is_away and self._is_open:
+        if is_due and not self._phases.is_away and self._is_open:
             self._driver.tasks.spawn(self._take_over())
         self._writer.wanted.set()
         self._replayer.wanted.set()
 
     def put_forward(self, ms: int) -> None:
         self._writer.put_forward(ms)
-        self._usable_ms -= ms
+        self._phases.put_forward(ms)
         self._keeper.put_forward(ms)
 
     def unsettled(self) -> list[Item]:
@@ -278,11 +316,11 @@ class DiskDoor:
         return [*ours, *self._writer.unsettled()]
 
     def begin_stop(self) -> None:
-        self._phase = Phase.DRAINING if self._is_away else Phase.ENDING
+        self._phases.stop()
 
     async def drain(self) -> None:
         """Write what no broker has confirmed, within STOP_S."""
-        self._phase = Phase.DRAINING
+        self._phases.now = Phase.DRAINING
         self._withdraw()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
