@@ -319,7 +319,7 @@ class Upkeep:
         self._gate.looked(await control.gate_is_open())
         if self._gate.is_shut:
             # Only now: an agent that saw the port refuse, and called a change complete, did so earlier.
-            self._register.life_began()
+            self._register.voters.life_began()
             self._on_new_life()
 
     def _lost_link(self) -> None:

@@ -131,10 +131,11 @@ class Topology:
         if current is None:
             return
         # Between being added to the list and now a change may have been completed without us.
-        if self.register.voters and self._me in current.names - self.register.voters:
+        known = self.register.voters.names
+        if known and self._me in current.names - known:
             self.joining = True
-            self.register.life_began()
-        self.register.listed(current.names)
+            self.register.voters.life_began()
+        self.register.voters.listed(current.names)
         self._pull_now.set()
 
     # Reading from the peers.
@@ -154,7 +155,7 @@ class Topology:
 
     async def pull(self, listed: Sequence[ListedBroker]) -> set[str]:
         """Merge the maps of these peers. Returns the names of those whose map counts."""
-        register, life = self.register, self.register.life
+        register, life = self.register, self.register.voters.life
         answers = await self._peers.pull(listed)
         version, informed = register.version, register.informed
         counts = {name for name, map_ in answers.items() if register.heard(name, map_, life=life)}

@@ -101,6 +101,68 @@ class Snapshot:
     entries: tuple[Entry, ...] = ()
 
 
+class Voters:
+    """The agents of the brokers on the consumer list, and the maps that were heard of them.
+
+    Majorities count these agents. A map that was heard before this life of the broker does not inform.
+    """
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self.names: frozenset[str] = frozenset()
+        """The brokers that the list names."""
+        self.life = 0
+        """The number of this life of the broker; `Register.heard` gets the one in which it was asked."""
+        self.maps: dict[str, Snapshot] = {}
+        """Peer -> its last map."""
+        self._heard: dict[str, int] = {}  # peer -> life in which it was heard
+        self._heard_in_sweep: set[str] = set()
+
+    @property
+    def others(self) -> frozenset[str]:
+        """The voters but this agent."""
+        return self.names - {self._me}
+
+    @property
+    def has_me(self) -> bool:
+        """True when this agent is a voter."""
+        return self._me in self.names
+
+    def listed(self, names: Iterable[str]) -> None:
+        """Set the voters: the brokers that the consumer list names."""
+        self.names = frozenset(names)
+        for peer in self._heard.keys() - self.names:
+            del self._heard[peer]
+            self.maps.pop(peer, None)
+
+    def life_began(self) -> None:
+        """Begin a new life: the broker came up without a gate, so earlier reads no longer count."""
+        self.life += 1
+
+    def heard(self, peer: str, snapshot: Snapshot, life: int) -> bool:
+        """Keep the map of a peer. Returns whether it is a voter."""
+        if peer not in self.others:
+            return False
+        self.maps[peer], self._heard[peer] = snapshot, life
+        self._heard_in_sweep.add(peer)
+        return True
+
+    def heard_in_life(self) -> list[str]:
+        """Return the peers that were heard in this life."""
+        return [peer for peer, life in self._heard.items() if life == self.life]
+
+    def is_majority(self, peers: Iterable[str], *, counts_me: bool) -> bool:
+        """Return whether these, and this agent if it counts, are more than half of the voters."""
+        count = len(self.others.intersection(peers)) + (counts_me and self.has_me)
+        return bool(self.names) and count >= majority(len(self.names))
+
+    def sweep_ended(self) -> None:
+        """Forget the maps of those that were not heard in this sweep: they are merged when heard again."""
+        heard, self._heard_in_sweep = self._heard_in_sweep, set()
+        for peer in self.others - heard:
+            self.maps.pop(peer, None)
+
+
 class Register:
     """The map of one agent. Not thread-safe.
 
@@ -111,18 +173,14 @@ class Register:
         self.me = me
         self._version = 1
         self.on_change: Callable[[], None] = lambda: None
-        self._voters: frozenset[str] = frozenset()
+        self.voters = Voters(me)
         self._entries = {entry.wanted: entry for entry in kept.entries} if kept else {}
         self._intact = kept is not None and kept.intact
         self._floor = kept.floor if kept else 0
         self._dropped = max(kept.dropped, kept.floor) if kept else 0
         self._top = max((entry.number for entry in self._entries.values()), default=0)
-        self._life = 0
-        self._heard: dict[str, int] = {}
-        self._maps: dict[str, Snapshot] = {}
         self._round = 0
         self._version_pruned = 0
-        self._heard_in_sweep: set[str] = set()
         self._tombs_at_sweep: dict[str, Entry] = {}
 
     @property
@@ -154,18 +212,9 @@ class Register:
         return self._dropped
 
     @property
-    def voters(self) -> frozenset[str]:
-        return self._voters
-
-    @property
-    def life(self) -> int:
-        """The number of this life of the broker; pass it to `heard` with answers asked for from now on."""
-        return self._life
-
-    @property
     def informed(self) -> bool:
         """True when a majority was read in this life of the broker."""
-        return self._is_majority(self._heard_in_life())
+        return self.voters.is_majority(self.voters.heard_in_life(), counts_me=self._intact)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -174,30 +223,17 @@ class Register:
             intact=self._intact, floor=self._floor, dropped=self._dropped, entries=entries
         )
 
-    def listed(self, voters: Iterable[str]) -> None:
-        """Set the voters: the brokers that the consumer list names. Majorities count their agents."""
-        self._voters = frozenset(voters)
-        for peer in self._heard.keys() - self._voters:
-            del self._heard[peer]
-            self._maps.pop(peer, None)
-
-    def life_began(self) -> None:
-        """Begin a new life: the broker came up without a gate, so earlier reads no longer count."""
-        self._life += 1
-
     def heard(self, peer: str, snapshot: Snapshot, *, life: int) -> bool:
         """Merge the whole map of a peer. Returns False when it does not count.
 
-        life: `self.life` when the question was sent. A snapshot that is the same object as
+        life: `voters.life` when the question was sent. A snapshot that is the same object as
         before costs nothing.
         """
         if not snapshot.intact:
             return False
-        if self._maps.get(peer) is not snapshot:
+        if self.voters.maps.get(peer) is not snapshot:
             self._merge(snapshot.entries)
-        if peer in self._voters and peer != self.me:
-            self._maps[peer], self._heard[peer] = snapshot, life
-            self._heard_in_sweep.add(peer)
+        if self.voters.heard(peer, snapshot, life):
             self._adopt()
         return True
 
@@ -236,7 +272,7 @@ class Register:
         Where that stays, it keeps its number too if that is above `above`: the largest number dropped by a
         peer that did not take the change.
         """
-        if not self._is_majority(answered):
+        if not self.voters.is_majority(answered, counts_me=self._intact):
             return None
         above = above if above <= self._top + NUMBERS_AHEAD_MAX else 0
         asked = options or {}
@@ -252,11 +288,12 @@ class Register:
 
     def is_unanimous(self, entry: Entry) -> bool:
         """Return whether every agent on the list was heard to hold this entry as it is here."""
-        others = self._voters - {self.me}
+        maps = self.voters.maps
         return (
-            self._counts_itself
+            self._intact
+            and self.voters.has_me
             and self._entries.get(entry.wanted) == entry
-            and all(p in self._maps and entry in self._maps[p].entries for p in others)
+            and all(p in maps and entry in maps[p].entries for p in self.voters.others)
         )
 
     def round_ended(self) -> None:
@@ -277,21 +314,18 @@ class Register:
                 self._rise(0, entry.number)
             self.version += 1
             # If a peer still has such a name alive, it is merged again, and expires again.
-            self._maps.clear()
+            self.voters.maps.clear()
         self._version_pruned = self.version
 
     def _sweep(self) -> None:
-        heard, self._heard_in_sweep = self._heard_in_sweep, set()
         old = [e for e in self._tombs_at_sweep.values() if self._entries.get(e.wanted) == e]
         self._tombs_at_sweep = {n: e for n, e in self._entries.items() if not e.alive}
-        others = self._voters - {self.me}
-        for peer in others - heard:
-            # Its map is merged when it is heard again.
-            self._maps.pop(peer, None)
+        self.voters.sweep_ended()
+        maps = self.voters.maps
         if not (old and self._intact and self.informed):
             return
-        seen = [(m.floor, {e.wanted: e for e in m.entries}) for m in self._maps.values()]
-        everybody = others <= self._maps.keys()
+        seen = [(m.floor, {e.wanted: e for e in m.entries}) for m in maps.values()]
+        everybody = self.voters.others <= maps.keys()
         for tomb in old:
             agreed = everybody and all(_knows(tomb, floor, theirs) for floor, theirs in seen)
             if agreed or (tomb.expires and not any(_older(tomb, theirs) for _, theirs in seen)):
@@ -313,7 +347,7 @@ class Register:
         elif alive:
             # The tombstone of an unknown name may have been dropped, here or by others, but a broker
             # that was away may still have its queue: every queue born before is of an earlier life.
-            dropped = max(self._dropped, *(m.dropped for m in self._maps.values()), 0)
+            dropped = max(self._dropped, *(m.dropped for m in self.voters.maps.values()), 0)
             entry = Entry(
                 wanted=name,
                 number=number,
@@ -354,8 +388,9 @@ class Register:
 
     def _adopt(self) -> None:
         """Take the floor, and become intact, by the maps of a majority of the others."""
-        peers = [self._maps[p] for p in self._heard_in_life() if p in self._maps and p != self.me]
-        needed = majority(len(self._voters))
+        maps = self.voters.maps
+        peers = [maps[peer] for peer in self.voters.heard_in_life() if peer in maps]
+        needed = majority(len(self.voters.names))
         if len(peers) >= needed:
             floor = sorted((m.floor for m in peers), reverse=True)[needed - 1]
             if floor > self._floor:
@@ -380,18 +415,6 @@ class Register:
         self._dropped = max(self._dropped, self._floor, dropped)
         if before != (self._floor, self._dropped):
             self.version += 1
-
-    def _heard_in_life(self) -> list[str]:
-        return [peer for peer, life in self._heard.items() if life == self._life]
-
-    def _is_majority(self, peers: Iterable[str]) -> bool:
-        names = (set(peers) & self._voters) - {self.me}
-        count = len(names) + self._counts_itself
-        return bool(self._voters) and count >= majority(len(self._voters))
-
-    @property
-    def _counts_itself(self) -> bool:
-        return self._intact and self.me in self._voters
 
 
 def _mqtt(old: Entry | None, options: Options) -> tuple[tuple[str, bool], ...]:

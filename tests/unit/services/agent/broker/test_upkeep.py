@@ -284,12 +284,12 @@ async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     for each in (module, answering_module):
         monkeypatch.setattr(each, "LINK_WAIT_S", 0.05)
     register = Register(ME, Snapshot(intact=True))
-    register.listed([ME])
+    register.voters.listed([ME])
     settler, management, lives = FakeSettler(), FakeManagement(broker), list[int]()
     used, gone = list[str](), list[str]()
 
     def new_life() -> None:
-        lives.append(register.life)
+        lives.append(register.voters.life)
 
     upkeep = Upkeep(
         AgentConfig(
@@ -332,7 +332,7 @@ async def test_the_gate_opens_when_all_is_there_and_settled(rig: Rig) -> None:
 
 async def test_without_a_majority_the_gate_stays_shut(rig: Rig) -> None:
     rig.broker.kill()
-    rig.register.listed([ME, "b:5672", "c:5672"])
+    rig.register.voters.listed([ME, "b:5672", "c:5672"])
     rig.want(entry("orders/a"))
     rig.broker.is_up = True
     await rig.settled()
@@ -425,13 +425,13 @@ async def test_the_undelivered_are_let_go_when_all_is_bound_and_settled(rig: Rig
 async def test_an_agent_that_does_not_know_all_queues_lets_no_undelivered_go(rig: Rig) -> None:
     rig.broker.kill()
     rig.broker.bound.clear()
-    rig.register.listed([ME, "b:5672", "c:5672"])
+    rig.register.voters.listed([ME, "b:5672", "c:5672"])
     rig.want(entry("orders/a"))
     rig.broker.is_up = True
     await rig.settled()
     await rig.upkeep.bring_about()
     assert UNDELIVERED_QUEUE not in {queue for queue, _ in rig.broker.bound}
-    rig.register.listed([ME])
+    rig.register.voters.listed([ME])
     await rig.upkeep.bring_about()
     assert rig.broker.bound[-1][0] == UNDELIVERED_QUEUE
 

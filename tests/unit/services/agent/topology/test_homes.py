@@ -182,11 +182,11 @@ class Agents:
         self.registers = {name: Register(name, whole) for name in BROKERS}
         self.opened: set[str] = set()
         for register in self.registers.values():
-            register.listed(BROKERS)
+            register.voters.listed(BROKERS)
 
     def read(self, reader: str, peer: str) -> None:
         register = self.registers[reader]
-        register.heard(peer, self.registers[peer].snapshot, life=register.life)
+        register.heard(peer, self.registers[peer].snapshot, life=register.voters.life)
 
     def make(self, name: str) -> None:
         others = self.rng.sample([each for each in BROKERS if each != name], 1)
@@ -218,7 +218,11 @@ class Agents:
 def by_majority(register: Register, entry: Entry) -> bool:
     """Return whether a majority holds the entry, which is not enough."""
     others = [each for each in BROKERS if each != register.me]
-    held = sum(entry in register._maps[each].entries for each in others if each in register._maps)
+    held = sum(
+        entry in register.voters.maps[each].entries
+        for each in others
+        if each in register.voters.maps
+    )
     return 1 + held >= 2
 
 
@@ -236,14 +240,14 @@ def test_with_a_majority_two_choices_would_be() -> None:
 @pytest.mark.parametrize("lacking", ["not heard", "not intact", "another"])
 def test_one_agent_that_lacks_the_very_entry_is_enough_to_wait(lacking: str) -> None:
     register = Register(A, Snapshot(intact=True, entries=(topic(),)))
-    register.listed(BROKERS)
-    register.heard(B, Snapshot(intact=True, entries=(topic(),)), life=register.life)
+    register.voters.listed(BROKERS)
+    register.heard(B, Snapshot(intact=True, entries=(topic(),)), life=register.voters.life)
     if lacking == "not intact":
-        register.heard(C, Snapshot(intact=False, entries=(topic(),)), life=register.life)
+        register.heard(C, Snapshot(intact=False, entries=(topic(),)), life=register.voters.life)
     if lacking == "another":
-        register.heard(C, Snapshot(intact=True, entries=()), life=register.life)
+        register.heard(C, Snapshot(intact=True, entries=()), life=register.voters.life)
     assert not register.is_unanimous(topic())
-    register.heard(C, Snapshot(intact=True, entries=(topic(),)), life=register.life)
+    register.heard(C, Snapshot(intact=True, entries=(topic(),)), life=register.voters.life)
     assert register.is_unanimous(topic())
 
 

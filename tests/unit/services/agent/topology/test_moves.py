@@ -35,7 +35,7 @@ class World:
             options=(("partitions", 2),),
         )
         self.register = Register(A, Snapshot(intact=True, entries=(topic, below)))
-        self.register.listed([A, B, C])
+        self.register.voters.listed([A, B, C])
         self.register.heard(B, self.register.snapshot, life=0)
         self.said: list[str] = []
         self.bound: dict[str, list[str] | None] = {B: [], C: []}
@@ -258,7 +258,7 @@ async def test_a_home_is_abandoned_only_when_all_agree_that_it_is_lost(
     answering |= change.pop("answering", set())
     topic, home = change.pop("topic", "orders"), change.pop("home", LOST)
     if not change.pop("informed", True):
-        world.register.life_began()
+        world.register.voters.life_began()
     for name, value in change.items():
         setattr(world, name, value)
     with pytest.raises(TopologyError, match=re.escape(why)):

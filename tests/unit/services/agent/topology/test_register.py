@@ -65,12 +65,12 @@ def intact(*entries: Entry, floor: int = 0) -> Snapshot:
 
 def register(me: str = "A", *entries: Entry, kept: bool = True) -> Register:
     made = Register(me, intact(*entries) if kept else None)
-    made.listed(NAMES)
+    made.voters.listed(NAMES)
     return made
 
 
 def hear(ours: Register, peer: str, snapshot: Snapshot) -> bool:
-    return ours.heard(peer, snapshot, life=ours.life)
+    return ours.heard(peer, snapshot, life=ours.voters.life)
 
 
 def sweep(ours: Register, **maps: Snapshot) -> None:
@@ -110,10 +110,10 @@ def test_a_map_that_is_not_intact_is_not_merged() -> None:
 
 def test_the_only_broker_is_informed_by_its_own_map() -> None:
     ours = Register("A", intact())
-    ours.listed(["A"])
+    ours.voters.listed(["A"])
     assert ours.informed
     wiped = Register("A", None)
-    wiped.listed(["A"])
+    wiped.voters.listed(["A"])
     assert not wiped.informed
 
 
@@ -125,7 +125,7 @@ def test_without_a_list_there_is_no_majority() -> None:
 
 def test_an_agent_that_is_not_listed_yet_is_informed_by_a_majority_of_the_listed() -> None:
     ours = Register("D", None)
-    ours.listed(NAMES)
+    ours.voters.listed(NAMES)
     answers = []
     for peer in ("A", "B"):
         hear(ours, peer, intact(entry()))
@@ -136,9 +136,9 @@ def test_an_agent_that_is_not_listed_yet_is_informed_by_a_majority_of_the_listed
 
 def test_what_was_read_before_a_new_life_of_the_broker_says_nothing() -> None:
     ours = register()
-    life = ours.life
+    life = ours.voters.life
     hear(ours, "B", intact())
-    ours.life_began()
+    ours.voters.life_began()
     assert not ours.informed
     ours.heard("C", intact(), life=life)
     assert not ours.informed
@@ -149,7 +149,7 @@ def test_what_was_read_before_a_new_life_of_the_broker_says_nothing() -> None:
 def test_an_agent_off_the_list_does_not_inform() -> None:
     ours = register()
     hear(ours, "B", intact())
-    ours.listed(["A", "C", "D"])
+    ours.voters.listed(["A", "C", "D"])
     assert not ours.informed
 
 
@@ -268,7 +268,7 @@ def test_a_name_that_one_of_the_majority_still_has_is_kept() -> None:
 
 def test_an_older_map_brings_nothing_back() -> None:
     ours = Register("A", intact(floor=10))
-    ours.listed(NAMES)
+    ours.voters.listed(NAMES)
     hear(ours, "B", intact(entry("old", 5), entry("new", 11)))
     assert set(ours.entries) == {"new"}
     assert not ours.receive(intact(entry("old", 5)))
@@ -380,7 +380,7 @@ def test_numbers_do_not_start_again_when_the_tombs_are_dropped() -> None:
 
 def test_a_change_that_comes_too_late_is_not_taken_and_made_again_with_a_larger_number() -> None:
     theirs = Register("B", intact(floor=9))
-    theirs.listed(NAMES)
+    theirs.voters.listed(NAMES)
     ours = register("A", entry("slow", 4))
     assert not theirs.receive(intact(entry("slow", 4), entry("other", 10)))
     assert set(theirs.entries) == {"other"}
@@ -470,8 +470,8 @@ class World:
         for name in NAMES:
             first = intact()
             self.nodes[name] = Node(Register(name, first), first)
-            self.nodes[name].register.listed(NAMES)
-            self.nodes[name].register.life_began()
+            self.nodes[name].register.voters.listed(NAMES)
+            self.nodes[name].register.voters.life_began()
         for name in NAMES:
             self.pull(name)
 
@@ -495,21 +495,21 @@ class World:
     def _list(self, names: tuple[str, ...]) -> None:
         self.listed = names
         for node in self.nodes.values():
-            node.register.listed(names)
+            node.register.voters.listed(names)
 
     def _start_agent(self, name: str) -> None:
         node = self.nodes[name]
         node.agent_up, node.told = True, None
         node.register = Register(name, node.disk)
-        node.register.listed(self.listed)
+        node.register.voters.listed(self.listed)
         if not node.gate_open:
-            node.register.life_began()
+            node.register.voters.life_began()
 
     def _start_broker(self, name: str) -> None:
         node = self.nodes[name]
         node.broker_up, node.gate_open = True, False
         if node.agent_up:
-            node.register.life_began()
+            node.register.voters.life_began()
 
     def _stop_broker(self, name: str) -> None:
         self.nodes[name].broker_up = self.nodes[name].gate_open = False
@@ -582,7 +582,7 @@ class World:
                 theirs = self.nodes[peer].snapshot
             elif self.nodes[peer].lied_for and not node.cut:
                 theirs = Snapshot(intact=True, floor=10**15, dropped=10**15)
-            if theirs and node.register.heard(peer, theirs, life=node.register.life):
+            if theirs and node.register.heard(peer, theirs, life=node.register.voters.life):
                 answered.append(peer)
         node.register.round_ended()
         node.bring_about()
