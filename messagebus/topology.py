@@ -377,30 +377,30 @@ def parse_wanted(text: str) -> Wanted:
     return Subscription(parsed, name)
 
 
-# Options beside the name.
+# Options beside the name, of which the value is that of the attribute; with their defaults.
+_DEFAULTS: dict[type, dict[str, int | bool | None]] = {
+    Topic: {"mqtt": None},
+    Queue: {"single_active": False, "delivery_limit": 0, "plain": False},
+    Subscription: {
+        "single_active": False,
+        "expires_s": 0,
+        "delivery_limit": 0,
+        "plain": False,
+        "ordered": True,
+    },
+    Stream: {"keep_s": STREAM_KEEP_S, "keep_bytes": STREAM_KEEP_BYTES},
+}
+
+
 def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
     """Return the options beside the name that differ from their defaults; `with_options` reads them back."""
     options = dict[str, str | int | bool]()
     if wanted.durability is not Durability.FSYNC:
         options["durability"] = wanted.durability.value
-    if isinstance(wanted, Subscription | Queue) and wanted.single_active:
-        options["single_active"] = True
-    if isinstance(wanted, Subscription) and wanted.expires_s:
-        options["expires_s"] = wanted.expires_s
-    if isinstance(wanted, Subscription | Queue) and wanted.delivery_limit:
-        options["delivery_limit"] = wanted.delivery_limit
-    if isinstance(wanted, Stream):
-        if wanted.keep_s != STREAM_KEEP_S:
-            options["keep_s"] = wanted.keep_s
-        if wanted.keep_bytes != STREAM_KEEP_BYTES:
-            options["keep_bytes"] = wanted.keep_bytes
-    if isinstance(wanted, Subscription | Queue) and wanted.plain:
-        options["plain"] = True
-    if isinstance(wanted, Subscription) and not wanted.ordered:
-        options["ordered"] = False
+    for name, default in _DEFAULTS.get(type(wanted), {}).items():
+        if (value := getattr(wanted, name)) != default:
+            options[name] = value
     topic = wanted.topic if isinstance(wanted, Subscription | Stream) else wanted
-    if isinstance(wanted, Topic) and wanted.mqtt is not None:
-        options["mqtt"] = wanted.mqtt
     if isinstance(topic, Topic) and topic.partitions:
         options["partitions"] = topic.partitions
         if topic.homes and topic is wanted:
@@ -411,14 +411,7 @@ def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
 def with_options(name: str, options: Options) -> Wanted:
     """Return the topic, subscription or queue of this name with these options. Raises NameInvalid."""
     wanted = parse_wanted(name)
-    for key, value in options.items():
-        kind = OPTION_KINDS.get(key)
-        if kind is None:
-            raise NameInvalid(
-                f"{name}: unknown option {key!r}; there are {', '.join(OPTION_KINDS)}"
-            )
-        if type(value) is not kind:
-            raise NameInvalid(f"{name}: {key} must be {kind.__name__}")
+    _check_kinds(name, options)
     durability = _durability(name, options.get("durability", Durability.FSYNC.value))
     others = {key: value for key, value in options.items() if key != "durability"}
     match wanted:
@@ -452,6 +445,16 @@ def with_options(name: str, options: Options) -> Wanted:
             if options:
                 raise NameInvalid(f"{name}: a delay has no options")
             return wanted
+
+
+def _check_kinds(name: str, options: Options) -> None:
+    for key, value in options.items():
+        kind = OPTION_KINDS.get(key)
+        if kind is None:
+            known = ", ".join(OPTION_KINDS)
+            raise NameInvalid(f"{name}: unknown option {key!r}; there are {known}")
+        if type(value) is not kind:
+            raise NameInvalid(f"{name}: {key} must be {kind.__name__}")
 
 
 def _durability(name: str, value: object) -> Durability:

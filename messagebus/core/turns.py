@@ -120,6 +120,11 @@ class Turns(Generic[D]):
             message.token = token
         ends, next_turn.ends = next_turn.ends, []
         behind, next_turn.behind = next_turn.behind, {}
+        self.sent = SentTurn(now_ms, ends, behind, extended, wanted)
+        return self._turn_of(self.sent, token)
+
+    def _turn_of(self, sent: SentTurn[D], token: bytes) -> Turn:
+        ends, behind = sent.ends, sent.behind
         done = [message.key for message in ends if message.end == IS_DONE]
         others = [
             (message.end, Held(message.key, message.token or NOBODY))
@@ -127,16 +132,14 @@ class Turns(Generic[D]):
             if message.end != IS_DONE
         ]
         told = [*others, *behind]
-        turn = Turn(
+        return Turn(
             done + [held.key for end, held in behind if end == IS_DONE],
             [held for end, held in told if end == IS_PARKED],
             [held for end, held in told if end == IS_RELEASED],
-            [Held(message.key, message.token) for message in extended],
-            [message.key for message in wanted],
+            [Held(message.key, message.token) for message in sent.extended],
+            [message.key for message in sent.wanted],
             token,
         )
-        self.sent = SentTurn(now_ms, ends, behind, extended, wanted)
-        return turn
 
     def _want_again(self, now_ms: int) -> None:
         """Ask for the messages whose time of waiting is over, and for the next suspect."""

@@ -259,8 +259,7 @@ def reason(bus: Bus, name: str, left: float | None = None) -> str:
     worst = max(waiting, key=lambda each: waiting[each].oldest_ms(bus.at_ms) or 0, default="")
     if worst and not waiting[worst].consumers:
         return f"it has no consumer on {worst}"
-    # A broker hands out what is ready at once, unless its consumers hold as many as they may.
-    if waiting and all(row.ready and row.unacked and row.consumers for row in waiting.values()):
+    if waiting and all(map(_is_full, waiting.values())):
         held = sum(row.unacked or 0 for row in waiting.values())
         are = "stuck" if left == 0 else "slow"
         none = ", and answer none" if left == 0 else ""
@@ -272,6 +271,11 @@ def reason(bus: Bus, name: str, left: float | None = None) -> str:
         state = bus.answers[broker].state
         return f"only on {broker}" + (f", which is in {state.alarm}" if state.alarm else "")
     return UNKNOWN_REASON
+
+
+def _is_full(row: Row) -> bool:
+    """Return whether consumers hold as many messages as they may: what is ready is handed out at once."""
+    return bool(row.ready and row.unacked and row.consumers)
 
 
 # Conditions.

@@ -166,14 +166,19 @@ def _of_told(evidence: Evidence) -> list[Line]:
 # Waiting.
 
 
-def _of_waiting(evidence: Evidence, bus: Bus) -> list[Line]:
+def _publish_of(evidence: Evidence) -> tuple[str, int | None]:
+    """Return topic or queue of a message, "" when not known, and the time of its first publish."""
     told = [r for r in evidence.told if r.get("what", "").startswith("published")]
     topics = [str(r["topic"]) for r in evidence.recorded if "topic" in r]
     topics += [r["name"].removeprefix("queue:") for r in told if r.get("name")]
-    topic = evidence.topic or next(iter(topics), "")
     published = [r["at_ms"] for r in evidence.recorded if "outcome" in r and r.get("at_ms")]
     published += [r["at_ms"] for r in told]
     since_ms = evidence.published_ms or min(published, default=None)
+    return evidence.topic or next(iter(topics), ""), since_ms
+
+
+def _of_waiting(evidence: Evidence, bus: Bus) -> list[Line]:
+    topic, since_ms = _publish_of(evidence)
     may, absent = list[tuple[int, Line]](), dict[str, list[str]]()
     for broker, answer in bus.answers.items():
         if not answer.state.linked:

@@ -262,14 +262,9 @@ class FrameParser:
             if kind not in KINDS or (size > limit and (kind != HEADER or channel == 0)):
                 raise _Malformed(f"frame of kind {kind} and {size} bytes")
             if size > limit and size > HEADER_FRAME_MAX:
-                under_way = self._open.get(channel)
-                if channel not in hot or under_way is None or under_way.properties is not None:
-                    raise _Malformed(f"frame of kind {kind} and {size} bytes")
-                if end - at < HEADER_OVERHEAD - 1:
+                if end - at < HEADER_OVERHEAD - 1 and self._awaits_header(channel):
                     break
-                under_way.size = int.from_bytes(data[at + 11 : at + 19])
-                under_way.properties = TOO_LONG
-                self._close_if_whole(found, channel, under_way)
+                self._pass_header(found, channel, data, at)
                 self._passing = max(0, stop + 1 - end)
                 at = min(stop + 1, end)
                 continue
@@ -291,6 +286,21 @@ class FrameParser:
             at = stop + 1
             found.append(data[stop - 7 - size : at])
         return at
+
+    def _awaits_header(self, channel: int) -> bool:
+        """Return whether the next frame of a channel is the header of a delivery."""
+        under_way = self._open.get(channel)
+        return channel in self.hot and under_way is not None and under_way.properties is None
+
+    def _pass_header(self, found: list[Item], channel: int, data: bytes, at: int) -> None:
+        """Take the size of a body from a header that is too long to keep. Raises _Malformed."""
+        if not self._awaits_header(channel):
+            size = _FRAME.unpack_from(data, at)[2]
+            raise _Malformed(f"frame of kind {HEADER} and {size} bytes")
+        under_way = self._open[channel]
+        under_way.size = int.from_bytes(data[at + 11 : at + 19])
+        under_way.properties = TOO_LONG
+        self._close_if_whole(found, channel, under_way)
 
     def _method(self, found: list[Item], data: bytes, at: int, stop: int) -> int:
         """Read one method frame of a hot channel, and a delivery's whole content if it has arrived."""

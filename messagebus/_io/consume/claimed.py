@@ -29,7 +29,7 @@ from messagebus._io.consume.plain import Plain
 from messagebus._io.consume.stage import BehindClaims
 from messagebus._io.consume.turns import StoreTurns
 from messagebus._io.hooks import HookChain
-from messagebus.clock import monotonic_ms, wall_ms
+from messagebus.clock import NS_PER_MS, monotonic_ms, wall_ms
 from messagebus.core.claims import keys_of
 from messagebus.core.deliveries import Ledger
 from messagebus.core.once import Claims, Orders
@@ -358,7 +358,7 @@ class Claimed:
     def take(self) -> Delivery | None:
         """Return the next delivery for the application whose claim still stands."""
         while (delivery := self._take_next()) is not None:
-            now_ms = time.monotonic_ns() // 1_000_000  # `monotonic_ms` inlined: a call less
+            now_ms = time.monotonic_ns() // NS_PER_MS  # `monotonic_ms` inlined: a call less
             if self._may_start(delivery, now_ms) or delivery in self._without_id:
                 self._held.add(delivery)
                 return delivery

@@ -19,7 +19,7 @@ from messagebus._io.publish.calls import Call
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.publishes import Bundle, Many, Publish, PublishCopy, Waiter, tell
 from messagebus._io.publish.targets import Target
-from messagebus.clock import monotonic_ms, whole_ms
+from messagebus.clock import NS_PER_MS, monotonic_ms, whole_ms
 from messagebus.config import PublisherConfig
 from messagebus.core.confirms import Packing
 from messagebus.core.ends import REFUSED, End, Item
@@ -154,7 +154,8 @@ class MemoryDoor:
         target, body, message = call
         if target.destination not in self._known:
             self.open(target)
-        deadline_ms = monotonic_ms() + timeout_ms
+        # `monotonic_ms` inlined: a call less for each message.
+        deadline_ms = time.monotonic_ns() // NS_PER_MS + timeout_ms
         if message is None:
             publish = Publish(next(self._ids), target, body, None, deadline_ms, waiter)
             self._backlog.accept(publish)

@@ -144,14 +144,7 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         faults = [fault for key in ("listen", "admin") if (fault := self._address_fault(key))]
-        if self.anonymous not in ANONYMOUS:
-            faults.append(f"anonymous {self.anonymous!r}: one of {', '.join(ANONYMOUS[1:])}")
-        elif self.anonymous and not faults and not is_loopback(_parsed(self.listen).host):
-            faults.append(f"anonymous: works on a loopback address only, not on {self.listen}")
-        if self.tls_client_ca_file and not (self.tls_cert_file and self.tokens_file):
-            faults.append("tls_client_ca_file: needs tls_cert_file and tokens_file")
-        if not (self.tokens_file or self.bus_login or self.anonymous):
-            faults.append("no login is possible: set tokens_file, bus_login or anonymous")
+        faults += self._login_faults(can_listen=not faults)
         if not (self.name.isascii() and self.name.isalnum() and len(self.name) <= 40):
             faults.append(f"name {self.name!r}: 1 to 40 letters and digits")
         faults += range_faults(self, drain_s=(0.0, STOP_S_MAX), grace_s=(0.0, STOP_S_MAX))
@@ -169,6 +162,19 @@ class GatewayConfig:
             if name == self.name or not is_http(str(url))
         ]
         raise_faults(faults)
+
+    def _login_faults(self, *, can_listen: bool) -> list[str]:
+        """Return what is wrong with who may call. can_listen: `listen` is an address."""
+        faults = []
+        if self.anonymous not in ANONYMOUS:
+            faults.append(f"anonymous {self.anonymous!r}: one of {', '.join(ANONYMOUS[1:])}")
+        elif self.anonymous and can_listen and not is_loopback(_parsed(self.listen).host):
+            faults.append(f"anonymous: works on a loopback address only, not on {self.listen}")
+        if self.tls_client_ca_file and not (self.tls_cert_file and self.tokens_file):
+            faults.append("tls_client_ca_file: needs tls_cert_file and tokens_file")
+        if not (self.tokens_file or self.bus_login or self.anonymous):
+            faults.append("no login is possible: set tokens_file, bus_login or anonymous")
+        return faults
 
     def _address_fault(self, key: str) -> str:
         try:

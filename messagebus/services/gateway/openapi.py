@@ -211,14 +211,46 @@ def _declare() -> Json:
 
 
 def _schemas() -> Json:
-    answers = _object(
-        {"lease": TEXT, "answer": {"enum": ["done", "answered", "stale", "unknown", "away"]}},
-        "lease",
+    return {
+        "Problem": _problem_schema(),
+        "Published": _published_schema(),
+        "Envelope": _envelope_schema(),
+        "CloudEvent": _cloud_event_schema(),
+        "Batch": _batch_schema(),
+        "Delivery": _delivery_schema(),
+        "Answered": _answered_schema(),
+    }
+
+
+def _problem_schema() -> Json:
+    return _object(
+        {
+            **dict.fromkeys(("type", "title", "detail", "message_id"), TEXT),
+            "status": _whole(400, 599),
+            "outcome": {"enum": OUTCOMES},
+            "retry": {"type": "boolean"},
+            "line": _whole(1, 10_001),
+        },
+        "type",
+        "title",
+        "status",
+        "detail",
+        "retry",
     )
-    published = _object(
-        {"id": TEXT, "outcome": {"enum": OUTCOMES}, "broker": TEXT}, "id", "outcome"
-    )
-    envelope = _object(
+
+
+def _published_schema() -> Json:
+    known = {"id": TEXT, "outcome": {"enum": OUTCOMES}, "broker": TEXT}
+    return _object(known, "id", "outcome")
+
+
+def _batch_schema() -> Json:
+    messages = {"type": "array", "items": _ref("Published")}
+    return _object({"confirmed": _whole(0, 10_000), "messages": messages}, "confirmed", "messages")
+
+
+def _envelope_schema() -> Json:
+    return _object(
         {
             "id": KEY,
             **dict.fromkeys(FIELDS_OF_MESSAGE, TEXT),
@@ -230,8 +262,11 @@ def _schemas() -> Json:
             "body_base64": TEXT,
         }
     )
+
+
+def _cloud_event_schema() -> Json:
     some = {"type": "string", "minLength": 1}
-    event = {
+    return {
         "type": "object",
         "properties": {
             **{"specversion": {"const": "1.0"}, "id": some, "source": some, "type": some},
@@ -241,7 +276,10 @@ def _schemas() -> Json:
         "propertyNames": {"pattern": "^([a-z0-9]+|data_base64)$"},
         "additionalProperties": {"type": ["string", "boolean"]},
     }
-    delivery = _object(
+
+
+def _delivery_schema() -> Json:
+    return _object(
         {
             "id": TEXT,
             "lease": TEXT,
@@ -258,40 +296,12 @@ def _schemas() -> Json:
         },
         "lease",
     )
-    problem = _object(
-        {
-            **dict.fromkeys(("type", "title", "detail", "message_id"), TEXT),
-            "status": _whole(400, 599),
-            "outcome": {"enum": OUTCOMES},
-            "retry": {"type": "boolean"},
-            "line": _whole(1, 10_001),
-        },
-        "type",
-        "title",
-        "status",
-        "detail",
-        "retry",
-    )
-    return {
-        "Problem": problem,
-        "Published": published,
-        "Envelope": envelope,
-        "CloudEvent": event,
-        "Batch": _object(
-            {
-                "confirmed": _whole(0, 10_000),
-                "messages": {"type": "array", "items": _ref("Published")},
-            },
-            "confirmed",
-            "messages",
-        ),
-        "Delivery": delivery,
-        "Answered": _object(
-            {"done": _whole(0, 10_000), "leases": {"type": "array", "items": answers}},
-            "done",
-            "leases",
-        ),
-    }
+
+
+def _answered_schema() -> Json:
+    answer = {"enum": ["done", "answered", "stale", "unknown", "away"]}
+    leases = {"type": "array", "items": _object({"lease": TEXT, "answer": answer}, "lease")}
+    return _object({"done": _whole(0, 10_000), "leases": leases}, "done", "leases")
 
 
 @functools.cache

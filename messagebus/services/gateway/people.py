@@ -284,18 +284,10 @@ def _read_token(entry: Any) -> tuple[bytes, Principal]:
         raise TypeError("a table wanted")
     if unknown := set(entry) - _KEYS:
         raise ValueError(f"{min(unknown)}: unknown")
-    name, digest, rate = entry.get("name"), entry.get("sha256"), entry.get("rate_per_s", 0)
-    certificate = entry.get("certificate")
+    name, rate = entry.get("name"), entry.get("rate_per_s", 0)
     if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100):
         raise ValueError("name: a text wanted")
-    if (digest is None) == (certificate is None):
-        raise ValueError("sha256 or certificate wanted, not both")
-    if certificate is not None and not (isinstance(certificate, str) and certificate):
-        raise ValueError("certificate: a name wanted")
-    if certificate is None and not re.fullmatch(r"[0-9A-Fa-f]{64}", str(digest)):
-        raise ValueError("sha256: 64 hexadecimal digits wanted")
-    if str(digest).lower() == hashlib.sha256().hexdigest():
-        raise ValueError("sha256: it is that of an empty text, which is no token")
+    key = _read_key(entry.get("sha256"), entry.get("certificate"))
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
         raise ValueError("rate_per_s: a number from 0")
     rights: dict[str, tuple[str, ...]] = {}
@@ -304,7 +296,21 @@ def _read_token(entry: Any) -> tuple[bytes, Principal]:
         if not (isinstance(said, list) and all(isinstance(each, str) for each in said)):
             raise ValueError(f"{right}: a list of names wanted")
         rights[right] = tuple(said)
-    key = _named(certificate) if certificate else bytes.fromhex(str(digest))
     return key, Principal(
         name, rights["publish"], rights["consume"], rights["declare"], bucket=Bucket(rate)
     )
+
+
+def _read_key(digest: Any, certificate: Any) -> bytes:
+    """Return the key of a token's digest, or of a certificate's name. Raises ValueError."""
+    if (digest is None) == (certificate is None):
+        raise ValueError("sha256 or certificate wanted, not both")
+    if certificate is not None:
+        if not (isinstance(certificate, str) and certificate):
+            raise ValueError("certificate: a name wanted")
+        return _named(certificate)
+    if not re.fullmatch(r"[0-9A-Fa-f]{64}", str(digest)):
+        raise ValueError("sha256: 64 hexadecimal digits wanted")
+    if str(digest).lower() == hashlib.sha256().hexdigest():
+        raise ValueError("sha256: it is that of an empty text, which is no token")
+    return bytes.fromhex(str(digest))

@@ -82,66 +82,92 @@ class Wanted:
 
 def read_wanted(headers: Iterable[tuple[str, str]], body: bytes) -> Wanted:
     """Read a request: the body is the message. Raises Problem 400."""
-    fields: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    options: Options = {}
-    content_type, key, timeout_s, waits, size, events = "", "", TIMEOUT_S, True, 0, []
+    said = _Headers()
     for name, value in headers:
+        said.read(name, value)
+    said.check()
+    try:
+        message = said.message(body)
+    except MessageInvalid as fault:
+        raise _bad(str(fault)) from None
+    return Wanted(message, said.options, said.timeout_s, said.waits)
+
+
+class _Headers:
+    """What the headers of a request say of its message and its publish."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+        self.own: dict[str, Any] = {}
+        self.own_bytes = 0
+        self.events: list[tuple[str, str]] = []
+        self.content_type, self.key = "", ""
+        self.options: Options = {}
+        self.timeout_s, self.waits = TIMEOUT_S, True
+
+    def read(self, name: str, value: str) -> None:
+        """Take one header. Raises Problem 400."""
         if name == "content-type":
-            content_type = value
+            self.content_type = value
         elif name == "idempotency-key":
-            if key and value != key:
+            if self.key and value != self.key:
                 raise _bad("Idempotency-Key: two of them")
-            key = value
+            self.key = value
         elif name in _TRACE:
-            own[name] = value
+            self.own[name] = value
         elif name.startswith("ce-"):
-            events.append((name, value))
+            self.events.append((name, value))
         elif name in _CODINGS and value.lower() != _CODINGS[name]:
             raise _bad(f"{name.title()} {value[:40]!r}: send the body as it is")
-        elif not name.startswith("mb-") or name == _CLIENT:
-            continue
-        elif name in _TEXT_HEADERS:
-            fields[_TEXT_HEADERS[name]] = value
+        elif name.startswith("mb-") and name != _CLIENT:
+            self._read_ours(name, value)
+
+    def _read_ours(self, name: str, value: str) -> None:
+        if name in _TEXT_HEADERS:
+            self.fields[_TEXT_HEADERS[name]] = value
         elif name.startswith("mb-header-") and len(name) > 10:
-            own[name[10:]] = value
-            size += len(name) - 10 + len(value.encode())
+            self.own[name[10:]] = value
+            self.own_bytes += len(name) - 10 + len(value.encode())
         elif name == "mb-priority":
-            fields["priority"] = int(value) if re.fullmatch(r"\d", value) else value
+            self.fields["priority"] = int(value) if re.fullmatch(r"\d", value) else value
         elif name == "mb-expires-s":
-            options["ttl_s"] = seconds(value, name, 0, EXPIRES_S_MAX)
+            self.options["ttl_s"] = seconds(value, name, 0, EXPIRES_S_MAX)
         elif name == "mb-delay-s":
-            options["deliver_after_s"] = seconds(value, name, 0, DELAY_S_MAX)
+            self.options["deliver_after_s"] = seconds(value, name, 0, DELAY_S_MAX)
         elif name == "mb-timeout-s":
-            timeout_s = seconds(value, name, 0.001, TIMEOUT_S_MAX)
+            self.timeout_s = seconds(value, name, 0.001, TIMEOUT_S_MAX)
         elif name == "mb-durability":
             if value not in ("none", "confirmed"):
                 raise _bad(f"MB-Durability {value[:40]!r}: none or confirmed")
-            waits = value != "none"
+            self.waits = value != "none"
         else:
             raise _bad(f"{name[:60]}: no such header")
-    if len(own) > HEADERS_MAX or size > HEADERS_BYTES_MAX:
-        raise _bad(f"MB-Header-: at most {HEADERS_MAX} headers, {HEADERS_BYTES_MAX} bytes")
-    if fields.get("reply_to", "").startswith(_OWN):
-        raise _bad(_OWN_TOLD)
-    if key and not KEY_FORM.fullmatch(key):
-        raise _bad("Idempotency-Key: 1 to 128 of A-Z a-z 0-9 . _ : -")
-    try:
-        event = None
-        media = content_type.partition(";")[0].strip().lower()
+
+    def check(self) -> None:
+        """Raise Problem 400 for what no single header shows."""
+        if len(self.own) > HEADERS_MAX or self.own_bytes > HEADERS_BYTES_MAX:
+            raise _bad(f"MB-Header-: at most {HEADERS_MAX} headers, {HEADERS_BYTES_MAX} bytes")
+        if self.fields.get("reply_to", "").startswith(_OWN):
+            raise _bad(_OWN_TOLD)
+        if self.key and not KEY_FORM.fullmatch(self.key):
+            raise _bad("Idempotency-Key: 1 to 128 of A-Z a-z 0-9 . _ : -")
+
+    def message(self, body: bytes) -> Message:
+        """Return the message with this body, which may be a CloudEvent. Raises MessageInvalid."""
+        media = self.content_type.partition(";")[0].strip().lower()
         if media == cloudevents.STRUCTURED:
             event = cloudevents.of_json(_json(body))
-        elif events:
-            event = cloudevents.of_headers(events, body, content_type)
-        if event is None:
-            message = Message(
-                body=body, content_type=content_type, message_id=key, headers=own, **fields
-            )
+        elif self.events:
+            event = cloudevents.of_headers(self.events, body, self.content_type)
         else:
-            message = _of_event(event, key, own, fields)
-    except MessageInvalid as fault:
-        raise _bad(str(fault)) from None
-    return Wanted(message, options, timeout_s, waits)
+            return Message(
+                body=body,
+                content_type=self.content_type,
+                message_id=self.key,
+                headers=self.own,
+                **self.fields,
+            )
+        return _of_event(event, self.key, self.own, self.fields)
 
 
 def _of_event(event: Message, key: str, own: Mapping[str, Any], fields: dict[str, Any]) -> Message:
@@ -395,13 +421,10 @@ def read_entry(found: Any) -> tuple[bytes | Message, Options]:
                 raise MessageInvalid("body_base64: not Base64") from None
         elif name in _FIELDS:
             fields["message_id" if name == "id" else name] = value
-        elif name in ("delay_s", "expires_s"):
-            most = DELAY_S_MAX if name == "delay_s" else EXPIRES_S_MAX
-            try:
-                said_s = read_number(None if isinstance(value, str) else value, 0, most)
-            except ValueError:
-                raise MessageInvalid(f"{name}: 0 to {most:,} seconds") from None
-            options["deliver_after_s" if name == "delay_s" else "ttl_s"] = said_s
+        elif name == "delay_s":
+            options["deliver_after_s"] = _seconds_of(name, value, DELAY_S_MAX)
+        elif name == "expires_s":
+            options["ttl_s"] = _seconds_of(name, value, EXPIRES_S_MAX)
         elif name not in _IGNORED:
             raise MessageInvalid(f"{name[:40]!r}: no such member")
     if str(fields.get("reply_to", "")).startswith(_OWN):
@@ -410,6 +433,14 @@ def read_entry(found: Any) -> tuple[bytes | Message, Options]:
     if message_id != "" and not (isinstance(message_id, str) and KEY_FORM.fullmatch(message_id)):
         raise MessageInvalid("id: 1 to 128 of A-Z a-z 0-9 . _ : -")
     return Message(body=_checked(body), **fields), options
+
+
+def _seconds_of(name: str, value: object, most: float) -> float:
+    """Return a member's seconds. Raises MessageInvalid."""
+    try:
+        return read_number(None if isinstance(value, str) else value, 0, most)
+    except ValueError:
+        raise MessageInvalid(f"{name}: 0 to {most:,} seconds") from None
 
 
 def _utf8(text: str) -> bytes:

@@ -73,8 +73,7 @@ def overview(
 
 
 def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
-    worst, is_least, oldest_is_least = board.worst, bool(board.without), board.oldest_is_least
-    oldest_s = worst.oldest_s if worst else None if is_least else 0.0
+    is_least = bool(board.without)
     series = board.view.history.of(BUS)
     note, sources = without(board, settings), board.sources.values()
     unacked = sum(each.sum.unacked or 0 for each in sources)
@@ -90,12 +89,9 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
     def rate(value: float | None) -> tuple[tuple[str, str], ...]:
         return ((at_least(value, is_least, figures.rate), "/s"),)
 
-    where = where_oldest(worst, settings) if worst and oldest_s else ""
     parked_in = sum(bool(each.sum.parked) for each in sources)
     return [
-        Tile("Oldest message", big_age(oldest_s, oldest_is_least),
-             where or note or ("" if oldest_is_least else "no message waits"),
-             figures.age_class(oldest_s), line(OLDEST), "tile.oldest"),
+        _oldest_tile(board, settings, note, line(OLDEST)),
         Tile("Waiting", number(board.waiting), note or f"{unacked:,} of them unacked",
              "", line(WAITING), "tile.waiting"),
         Tile("Published", rate(board.published),
@@ -111,3 +107,12 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
              note or (f"on every broker; {bare} without consumers" if bare else "on every broker"),
              "bad" if complete < len(sources) else "", None, "tile.coverage"),
     ]  # fmt: skip
+
+
+def _oldest_tile(board: Board, settings: Settings, note: str, line: Spark) -> Tile:
+    worst, is_least = board.worst, board.oldest_is_least
+    oldest_s = worst.oldest_s if worst else None if board.without else 0.0
+    where = where_oldest(worst, settings) if worst and oldest_s else ""
+    none = "" if is_least else "no message waits"
+    text, kind = where or note or none, figures.age_class(oldest_s)
+    return Tile("Oldest message", big_age(oldest_s, is_least), text, kind, line, "tile.oldest")

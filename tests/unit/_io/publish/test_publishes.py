@@ -1,4 +1,4 @@
-"""_io.publish.calls, targets, sender, publishes: calls are checked, ids never repeat, frames hold the messages, calls end once."""
+"""_io.publish: calls are checked, ids never repeat, frames hold the messages, calls end once."""
 
 from __future__ import annotations
 
