@@ -294,9 +294,9 @@ class Stream:
     """Stream of a topic: keeps each of its messages for a time, to be read again by a `Replay`.
 
     topic: the topic, or its name. keep_s: seconds, 60 to 10 years. keep_bytes: bytes on each broker, from
-    1 MB; what is reached first counts. Whole segments are dropped, of a twentieth of keep_bytes each.
-    Its messages survive a kill of the broker; a power-off may take the last of them. It keeps no headers that
-    are lists or tables, but those of messages in batches.
+    1 MB. Messages are deleted when either limit is reached, in segments of a twentieth of keep_bytes.
+    Its messages survive a kill of the broker; a power-off may lose the last of them. Headers that are lists
+    or tables are lost, except those of messages in batches.
     """
 
     topic: Topic

@@ -1,35 +1,35 @@
 """Every error that messagebus raises, in one tree.
 
 MessageBusError
-    ConfigError (also ValueError)     a setting is wrong: key, value, what is allowed
-        BindingError                  a handler's parameters cannot be given what they ask for
-    NameInvalid (also ValueError)     a topic, queue, subscription or key may not be spelled so
-    MessageInvalid (also ValueError)  a message cannot be sent as it is
-    WrongPayload (also TypeError)     a delivery does not hold what was asked for
+    ConfigError (also ValueError)     a setting is invalid: key, value, allowed values
+        BindingError                  a handler cannot be called with a payload
+    NameInvalid (also ValueError)     a topic, queue, subscription or key has an invalid name
+    MessageInvalid (also ValueError)  a message is invalid or too large
+    WrongPayload (also TypeError)     a body cannot be read as text, JSON or by a codec
     Stopped                           used before start() or after stop()
-    NotReady                          start(require=...) was not fulfilled in time
+    NotReady                          start(require=...) did not reach the brokers in time
     PublishError                      carries message_id and outcome
-        Refused                       the broker said no
+        Refused                       the message is not stored
         Unroutable                    no queue took it
-        Unknown                       no answer: it may or may not be stored
-    BacklogFull                       waited timeout_s for room
-        SpoolFull                     there is none in the disk spool either
+        Unknown                       no confirm: the message may or may not be stored
+    BacklogFull                       no room in the backlog for timeout_s
+        SpoolFull                     no room in the disk spool either
     LinkError                         carries the broker
-        LinkLost                      the connection or channel ended
-        LoginRefused                  wrong user, password or virtual host: retrying does not help
+        LinkLost                      a connection was not opened, or ended
+        LoginRefused                  wrong user, password or virtual host: do not repeat
             CertificateRefused        one end does not trust the other's certificate
         ChannelRefused                the broker closed the channel: code and text
     ListError
-        ListUnavailable               no agent answered: keep the last list
-        ListInvalid                   an answer that is not a list: keep the last list
+        ListUnavailable               no agent answered
+        ListInvalid                   an answer is not a valid list
     TopologyError
-        RegistrationIncomplete        some broker may take publishes without the wanted queue
-        TopologyMismatch              a queue or exchange exists with other arguments
-        NotFound                      there is no such subscription or queue
-    StoreAway                         a store of deduplication does not answer, or cannot write
-    ReplayGap                         a stream does not go on behind a checkpoint
-    AlreadySettled                    the application answered one delivery twice
-    RecordingFailed                   events cannot be written to a file
+        RegistrationIncomplete        a broker may accept publishes without the required queue
+        TopologyMismatch              a name exists with other options
+        NotFound                      a subscription, queue or topic does not exist
+    StoreAway                         a store of deduplication did not answer in time
+    ReplayGap                         messages behind a checkpoint are gone
+    AlreadySettled                    the application answered a delivery twice
+    RecordingFailed                   events cannot be written or read
 
 docs/reference/errors.md has what happened, the cause and the remedy for each; `docs` of an error is its
 section there.

@@ -44,10 +44,11 @@ GROUP = 100
 class SpoolFolderStatus:
     """One publisher's part of a spool.
 
-    path: its folder. bus: the name of the bus that its messages are for; publishers of other buses leave it.
-    in_use: a living process has it. messages, bytes: that wait in it.
-    destinations: ``orders``, ``queue:jobs delay=5000`` -> messages that wait. oldest_s: age of the oldest, 0
-    for none. faults: what is damaged, in words. put_aside: files with what was damaged at the start.
+    path: its folder. bus: name of the bus that its messages are for; publishers of other buses leave it
+    alone.
+    in_use: True while a process uses it. messages, bytes: waiting messages and their size.
+    destinations: ``orders``, ``queue:jobs delay=5000`` -> waiting messages. oldest_s: age of the oldest in
+    seconds; 0 if none waits. faults: damages, in words. put_aside: files that were put aside as damaged.
     """
 
     path: Path
@@ -77,7 +78,7 @@ class SpooledMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolDropped:
-    """Result of a drop. messages: dropped. in_use: sub-folders that were left alone."""
+    """Result of a drop. messages: number deleted. in_use: sub-folders of running processes, left alone."""
 
     messages: int
     in_use: tuple[Path, ...]
@@ -95,7 +96,7 @@ def _look(path: Path) -> Store:
 
 
 def spool_status(path: str | Path) -> list[SpoolFolderStatus]:
-    """Count what lies in a spool, oldest publisher first. Raises ConfigError without such a folder."""
+    """Count the messages of a spool, by publisher, oldest first. Raises ConfigError if it does not exist."""
     found = []
     for folder in _folders(path):
         if (locked := SpoolFolder.lock(folder)) is not None:
@@ -128,7 +129,7 @@ def spool_status(path: str | Path) -> list[SpoolFolderStatus]:
 
 
 def read_spool(path: str | Path) -> Iterator[SpooledMessage]:
-    """Yield what no broker has confirmed yet, in the order in which it is sent. Raises ConfigError."""
+    """Yield the unconfirmed messages of a spool, in the order of sending. Raises ConfigError."""
     for folder in _folders(path):
         for record in _waiting(_look(folder)):
             yield SpooledMessage(
@@ -155,10 +156,10 @@ def _waiting(store: Store) -> Iterator[Record]:
 def drop_spooled(
     path: str | Path, which: Callable[[SpooledMessage], bool], *, dry_run: bool = False
 ) -> SpoolDropped:
-    """Drop messages for good, of processes that have ended. Raises ConfigError.
+    """Delete messages of processes that have ended, permanently. Raises ConfigError.
 
-    Kept messages are written anew, behind the rest, and then the rest is deleted: a crash meanwhile costs
-    duplicates. Damaged files are put aside, and stay. dry_run: only count.
+    The other messages are written again before the files are deleted, so a crash in between leaves
+    duplicates. Damaged files are put aside and stay. dry_run: True: only count.
     """
     dropped, in_use = 0, []
     for folder in _folders(path):

@@ -43,10 +43,10 @@ ANSWER_TIMEOUT_S = 15.0
 class SubscriptionCount:
     """One subscription or queue on one broker.
 
-    name: ``orders/billing`` or ``queue:jobs``. durability, single_active, expires_s, delivery_limit: as
-    it was created. ready: messages that wait there. consumers: attached there. unacked: delivered
-    there and not answered, up to some seconds old; None where the broker does not say. partitions: of its
-    topic. segments: those whose home the broker is, such as ``7.1`` -> messages that wait there.
+    name: ``orders/billing`` or ``queue:jobs``. broker: ``host:port``. durability, single_active, expires_s,
+    delivery_limit: its options. ready: waiting messages. consumers: number of consumers. unacked: messages
+    delivered and not answered, up to some seconds old; None if unknown. partitions: of its topic, 0: none.
+    segments: segments whose home the broker is, such as ``7.1`` -> waiting messages.
     """
 
     name: str
@@ -69,7 +69,7 @@ COUNTED = {each.name for each in fields(SubscriptionCount)} - {"name", "broker"}
 class SubscriptionCounts:
     """Answers of the brokers. counts: by name and broker.
 
-    unanswered: broker -> why it did not answer. answered: the others, also those that have nothing.
+    unanswered: broker -> why it did not answer. answered: the brokers that answered, with or without counts.
     """
 
     counts: tuple[SubscriptionCount, ...]
