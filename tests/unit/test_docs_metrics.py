@@ -38,7 +38,7 @@ PAGE = ROOT / "docs" / "reference" / "metrics.md"
 ALERTS = ROOT / "ops" / "monitoring" / "alerts.yml"
 AGENT = ROOT / "messagebus" / "services" / "agent"
 ROW = re.compile(
-    r"^\| `(?P<name>\w+)` \| (?P<type>\w+) \| (?P<labels>.*?) \| (?P<unit>.*?) \| (?P<meaning>.*?)"
+    r"^\| `(?P<name>\w+)(?:\{(?P<labels>.*?)\})?` \| (?P<type>\w+), (?P<unit>.*?) \| (?P<meaning>.*?)"
     r" \| (?P<alarming>.*?) \|$",
     re.M,
 )
@@ -50,7 +50,7 @@ def rows(heading: str = "") -> dict[str, dict[str, str]]:
     text = PAGE.read_text()
     if heading:
         text = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    found = [row.groupdict() for row in ROW.finditer(text)]
+    found = [row.groupdict(default="") for row in ROW.finditer(text)]
     assert len(found) == len({row["name"] for row in found}), "a metric has two rows"
     return {row["name"]: row for row in found}
 
