@@ -15,7 +15,7 @@ from rich.text import Text
 from bench.audit import DOUBLED, Audit, SubscriptionAudit
 from bench.errors import BenchError
 from bench.harness.outcomes import Gap
-from messagebus.recording.manifest import Manifest
+from messagebus.recording.manifest import Manifest, in_order
 
 # Shown only when there are any.
 RARE = {
@@ -117,13 +117,16 @@ def _publishers(result: Audit, manifest: Manifest) -> Table:
 
 
 def _when(gap: Gap, manifest: Manifest) -> str:
-    """Return the gap's start in seconds since the run's start, and the incident that it belongs to."""
+    """Return the gap's start in seconds since the run's start, and its incidents, the latest first.
+
+    A narrow terminal cuts the others.
+    """
     if not gap.length_ns:
         return ""
     during = [
         incident.kind
-        for incident in manifest.incidents
-        if incident.has(gap.start_ns, gap.start_ns + gap.length_ns)
+        for incident, last_ns in reversed(in_order(manifest.incidents))
+        if gap.start_ns <= last_ns and gap.start_ns + gap.length_ns >= incident.at_ns
     ]
     since_start = (gap.start_ns - manifest.start_ns) / 1e9
     return f"{since_start:.1f} s{', ' if during else ''}{', '.join(during)}"

@@ -14,7 +14,7 @@ from bench.harness.histograms import SECOND_NS
 from bench.harness.parts import CONSUMER, PUBLISHER
 from bench.harness.sampling import CPU_LEAST_S
 from bench.load.profile import Messages
-from messagebus.recording.manifest import FOLLOWS_NS
+from messagebus.recording.manifest import FOLLOWS_NS, follows_until_ns
 from reports import charts
 from reports.charts import DASHED, Mark, Panel, Series, Span
 from reports.page import Figure, Page, Section
@@ -118,8 +118,8 @@ WORDS = {
     "them: one sample lies beyond, or it is the longest.",
     "never": "publishes that were not confirmed at all: the percentiles beside it know nothing of them.",
     "disturbances": "before one are the confirms that came before it began. After it is what was under way "
-    "then, and what was intended later, until "
-    f"{FOLLOWS_NS // SECOND_NS} s after its end or until the next one.",
+    "then, and what was intended while it lasted, or up to "
+    f"{FOLLOWS_NS // SECOND_NS} s after its end and before the next one.",
     "silence": "the longest time in which a publisher waited for confirms and had none, until the next one "
     "or the end of the measured part.",
     "a dash": "not known: a broker whose process ended meanwhile (a kill) cost something that nobody saw; "
@@ -363,10 +363,9 @@ def _disturbances(result: Result) -> Table:
     for each, following in itertools.zip_longest(done, done[1:]):
         began, ended = each["began_s"], each["ended_s"]
         # A disturbance that was never undone lasts to the end.
-        until_ns = end_ns if ended is None else min(round(ended * SECOND_NS) + FOLLOWS_NS, end_ns)
-        if following:
-            until_ns = min(until_ns, round(following["began_s"] * SECOND_NS))
-        window = (round(began * SECOND_NS), until_ns)
+        ended_ns = end_ns if ended is None else round(ended * SECOND_NS)
+        next_ns = round(following["began_s"] * SECOND_NS) if following else None
+        window = (round(began * SECOND_NS), min(follows_until_ns(ended_ns, next_ns), end_ns))
         before, within, never = result.around(*window)
         rows.append(
             {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,8 @@ __all__ = [
     "LeftOut",
     "Manifest",
     "RunInvalid",
+    "follows_until_ns",
+    "in_order",
     "parse_anchor",
     "parsed",
     "read_manifest",
@@ -79,12 +81,25 @@ class Incident:
     def ended_ns(self) -> int:
         return self.done_ns or self.at_ns
 
-    def has(self, since_ns: int, until_ns: int) -> bool:
-        """Return whether a wait between these times belongs to it: under way when it began, or begun since.
 
-        What had ended before its begin is before it. It has all that began up to `FOLLOWS_NS` after its end.
-        """
-        return until_ns >= self.at_ns and since_ns <= self.ended_ns + FOLLOWS_NS
+def follows_until_ns(ended_ns: int, next_ns: int | None) -> int:
+    """Return the latest begin of a wait that belongs to an incident. next_ns: begin of the next incident.
+
+    A wait that ended before the incident began is before it. One that was under way then belongs to it. So
+    does one that began while it lasted, or up to `FOLLOWS_NS` after its end and before the next one.
+    """
+    until_ns = ended_ns + FOLLOWS_NS
+    return until_ns if next_ns is None else max(ended_ns, min(until_ns, next_ns))
+
+
+def in_order(incidents: Iterable[Incident]) -> list[tuple[Incident, int]]:
+    """Return incidents in the order of their begins, with the latest begin of a wait that belongs to each."""
+    ordered = sorted(incidents, key=lambda one: one.at_ns)
+    begins = [*(one.at_ns for one in ordered[1:]), None]
+    return [
+        (one, follows_until_ns(one.ended_ns, next_ns))
+        for one, next_ns in zip(ordered, begins, strict=False)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ WORDS = {
     "Repeats fill no gap. What was never confirmed waits until the next confirm of its publisher, or to the "
     "end of the run; so does what was never delivered.",
     "around": "gaps that lasted while the incident did, or began within "
-    f"{FOLLOWS_NS / NS_PER_S:g} s after it.",
+    f"{FOLLOWS_NS / NS_PER_S:g} s after it and before the next one.",
 }
 GAP: dict[str, Cell] = {
     "longest gap": lambda row: milliseconds(row["gap_ms"]),

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from messagebus.recording.manifest import FOLLOWS_NS, Incident
+from messagebus.recording.manifest import Incident, in_order
 
 # A task sorts as many rows at once as a group has in so much time.
 PIECE_NS = 60_000_000_000
 OF_PIECE = ("later_end", "later_first", "later_last", "closed_before")
-INCIDENT = "number int, kind string, broker string, from_ns long, to_ns long"
+INCIDENT = "number int, kind string, broker string, from_ns long, to_ns long, last_ns long"
 
 
 def every(
@@ -94,23 +94,25 @@ def longest(
 
 
 def incident_rows(session: SparkSession, incidents: Sequence[Incident]) -> DataFrame:
-    """Return one row for each incident, by its place in time, as `INCIDENT`; its broker is at_broker."""
-    ordered = sorted(incidents, key=lambda one: one.at_ns)
+    """Return one row for each incident, by its place in time, as `INCIDENT`; its broker is at_broker.
+
+    last_ns: the latest begin of a wait that belongs to it.
+    """
     rows = [
-        (number, one.kind, one.broker, one.at_ns, one.ended_ns)
-        for number, one in enumerate(ordered)
+        (number, one.kind, one.broker, one.at_ns, one.ended_ns, last_ns)
+        for number, (one, last_ns) in enumerate(in_order(incidents))
     ]
     return session.createDataFrame(rows, INCIDENT).withColumnRenamed("broker", "at_broker")
 
 
 def around(gaps: DataFrame, dims: Sequence[str], incidents: DataFrame) -> DataFrame:
-    """Return the longest gap of each group around each incident: of those that `Incident.has`.
+    """Return the longest gap of each group around each incident: of those that belong to it.
 
     Columns: number, kind, at_broker, from_ns, dims, gap_ns, until_ns.
     gaps: rows of `every`. incidents: rows of `incident_rows`, a handful.
     """
     began = F.col("until_ns") - F.col("gap_ns")
-    during = (F.col("until_ns") >= F.col("from_ns")) & (began <= F.col("to_ns") + FOLLOWS_NS)
+    during = (F.col("until_ns") >= F.col("from_ns")) & (began <= F.col("last_ns"))
     met = gaps.filter(F.col("gap_ns") > 0).join(F.broadcast(incidents), during)
     of = ["number", "kind", "at_broker", "from_ns", *dims]
     longest = met.groupBy(*of).agg(F.max(F.struct("gap_ns", "until_ns")).alias("longest"))

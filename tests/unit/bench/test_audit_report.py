@@ -33,9 +33,9 @@ def confirmed(count: int) -> Audit:
     return result
 
 
-def printed(result: Audit) -> str:
+def printed(result: Audit, manifest: Manifest = MANIFEST) -> str:
     console = Console(file=io.StringIO(), width=80)
-    print_audit(result, MANIFEST, console)
+    print_audit(result, manifest, console)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -50,6 +50,18 @@ def test_a_person_sees_counts_the_verdict_and_when_the_longest_gap_was() -> None
     assert "11.0 s, kill" in text
     assert "audit holds" in text
     assert max(map(len, text.splitlines()[:-1])) <= 80
+
+
+def test_a_gap_that_began_with_the_next_incident_is_not_put_on_the_one_before() -> None:
+    removed = Incident(kind="remove", broker="b2", at_ns=17 * S, done_ns=18 * S)
+    manifest = replace(MANIFEST, incidents=(*MANIFEST.incidents, removed))
+    gap = Gap(length_ns=S // 2, start_ns=20 * S + 1)
+    text = printed(Audit("r", True, publishers={"p1": PublisherAudit(5, 5, 0, gap)}), manifest)
+    assert "10.0 s, kill" in text
+    assert "remove" not in text
+    gap = Gap(length_ns=4 * S, start_ns=19 * S)
+    text = printed(Audit("r", True, publishers={"p1": PublisherAudit(5, 5, 0, gap)}), manifest)
+    assert "9.0 s, kill" in text
 
 
 def test_a_gap_long_after_an_incident_is_not_put_on_it() -> None:

@@ -42,6 +42,8 @@ from messagebus.recording.manifest import (
     LeftOut,
     Manifest,
     RunInvalid,
+    follows_until_ns,
+    in_order,
     read_manifest,
 )
 from messagebus.recording.parts import RunPart, merged, note
@@ -496,3 +498,16 @@ def test_files_whose_numbers_are_absent_between_others_are_named() -> None:
     names += ["published-b.ndjson", "published-c-0007.ndjson", "delivered-a-1-0001.ndjson"]
     assert absent(names) == ["published-a-1-0004.ndjson", "published-a-1-0005.ndjson"]
     assert absent([]) == []
+
+
+@pytest.mark.parametrize(
+    ("next_ns", "last_ns"),
+    [(None, 5_000_000_010), (5_000_000_011, 5_000_000_010), (17, 17), (10, 10), (7, 10)],
+)
+def test_an_incident_is_followed_for_5_s_or_to_the_next_one_but_has_all_that_began_while_it_lasted(
+    next_ns: int | None, last_ns: int
+) -> None:
+    assert follows_until_ns(10, next_ns) == last_ns
+    own = Incident("add", "b1", 5, 10)
+    others = () if next_ns is None else (Incident("kill", "b2", next_ns),)
+    assert in_order([*others, own])[0] == (own, last_ns)

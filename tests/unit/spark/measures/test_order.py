@@ -284,6 +284,32 @@ def test_the_gap_around_an_incident_is_its_own(session: SparkSession) -> None:
     }
 
 
+def test_a_gap_that_began_with_the_next_incident_is_not_put_on_the_one_before(
+    session: SparkSession,
+) -> None:
+    """A kill 2 s after a broker was removed in good order costs the removal nothing."""
+    spans = [
+        ("p1", int(9.5 * SECOND), int(9.6 * SECOND)),
+        ("p1", int(12.1 * SECOND), 15 * SECOND),
+    ]
+    every = session.createDataFrame(
+        [(name, end, end - begin) for name, begin, end in spans],
+        "publisher string, until_ns long, gap_ns long",
+    )
+    incidents = gaps.incident_rows(
+        session,
+        [
+            Incident("remove", "mb1", 8 * SECOND, 10 * SECOND),
+            Incident("kill", "mb2", 12 * SECOND),
+        ],
+    )
+    found = gaps.around(every, ["publisher"], incidents).collect()
+    assert {(row.kind, row.gap_ns) for row in found} == {
+        ("remove", SECOND // 10),
+        ("kill", int(2.9 * SECOND)),
+    }
+
+
 def test_no_incidents_have_no_gaps(session: SparkSession) -> None:
     every = session.createDataFrame([("p1", 5, 5)], "publisher string, until_ns long, gap_ns long")
     incidents = gaps.incident_rows(session, [])
