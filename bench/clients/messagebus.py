@@ -7,6 +7,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Set
 
+from bench.clients import rabbitmq
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import Load, Profile
@@ -25,6 +26,8 @@ from messagebus import (
     Topic,
 )
 from messagebus.recording.files import Entry
+
+started = rabbitmq.started
 
 START_S = 60.0
 # A publish outlives the restart of a broker, also on a machine where that takes minutes: with 60 s, 180 of
