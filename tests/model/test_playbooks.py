@@ -60,21 +60,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 UNSAID = {"dry_run": False, "yes": True, "undo": False, "resume": True, "abandon": False}
 
 
-class Quiet:
-    """Console that shows nothing; status is a context."""
-
-    def __init__(self, **_options: object) -> None: ...
-    def print(self, *_words: object) -> None: ...
-    def status(self, _text: str) -> Quiet:
-        return self
-
-    def update(self, _text: str) -> None: ...
-    def __enter__(self) -> Quiet:
-        return self
-
-    def __exit__(self, *_fault: object) -> None: ...
-
-
 class OneByOne:
     """Pool of threads that has none."""
 
@@ -291,7 +276,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def world_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], World]:
-    monkeypatch.setattr(command, "Console", Quiet)
     monkeypatch.setattr(click, "echo", lambda *_, **__: None)
     monkeypatch.setattr(cli, "STATISTICS_LOCAL_S", -1.0)
     monkeypatch.setattr(storage_cli, "dead_balancers", lambda *_: frozenset())
