@@ -33,7 +33,7 @@ from bench.analysis.compare import (
     told,
 )
 from bench.analysis.compare import compare as compare_results
-from bench.analysis.outside import conduct_outside, read_outside, write_outside
+from bench.analysis.foreign_load import conduct_outside, read_outside, write_outside
 from bench.analysis.result import Result, gather
 from bench.analysis.series import Results, Step, Summary, carry_out, had, page
 from bench.audit import audit as audited

@@ -47,7 +47,12 @@ class Broker:
 
     @classmethod
     def parse(cls, text: str, port: int = AMQP_PORT) -> Broker:
-        """Read ``host:port``, or ``host`` with this port. Raises ValueError that says what is wrong."""
+        """Read ``host:port``, or ``host`` with this port.
+
+        Raises ValueError, which says what is wrong; of an AMQP URL, what to write instead, without its login.
+        """
+        if "://" in text or "@" in text:
+            raise ValueError(_without_url(text))
         host, colon, said = text.rpartition(":") if not text.endswith("]") else (text, "", "")
         if not colon:
             host = text
@@ -176,6 +181,15 @@ class AmqpUrl(NamedTuple):
             ) from None
         secret = Secret(unquote(password)) if colon else None
         return cls(broker, unquote(user), secret, unquote(vhost), parts.scheme == "amqps")
+
+
+def _without_url(text: str) -> str:
+    """Return the line that refuses a URL, or an address with a login, where a broker is only named."""
+    try:
+        wanted = AmqpUrl.parse(text).broker.name
+    except ConfigError:  # http://, or user:password@host: what stands where is a guess
+        wanted = "host:port"
+    return f"write {wanted}, not a URL: login, vhost and TLS have settings of their own"
 
 
 def parse_port(text: str) -> int:

@@ -713,7 +713,12 @@ def settings_of(bus: BusConfig | None, config: C | None, kind: type[C]) -> tuple
     """
     if bus is not None:
         return bus, config or kind()
-    return BusConfig.from_env(os.environ), config or kind.from_env(os.environ)
+    return bus_of(bus), config or kind.from_env(os.environ)
+
+
+def bus_of(bus: BusConfig | None) -> BusConfig:
+    """Return the settings, or for None those of the environment. Raises ConfigError."""
+    return BusConfig.from_env(os.environ) if bus is None else bus
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from messagebus._io.loop import LoopThread, OneStop, run_blocking
 from messagebus._io.replay import ReplayDriver, Replayed, Start, look_at
 from messagebus._io.wire import Wire
 from messagebus.clock import wall_ms, whole_ms
-from messagebus.config import BusConfig
+from messagebus.config import BusConfig, bus_of
 from messagebus.core.checkpoint import Checkpoint, Position, behind
 from messagebus.core.homes import partition_of, read_homes
 from messagebus.destination import Stream, Topic, parse_destination
@@ -143,7 +143,7 @@ class AsyncReplay:
 
     def __init__(
         self,
-        bus: BusConfig,
+        bus: BusConfig | None,
         topic: Topic | str,
         *,
         since: Since = "first",
@@ -154,7 +154,8 @@ class AsyncReplay:
         key: str | None = None,
         _wire: Wire | None = None,
     ) -> None:
-        self._bus, self._wire = bus, _wire or AmqpWire(bus)
+        self._bus = bus_of(bus)
+        self._wire = _wire or AmqpWire(self._bus)
         self._reading = _Reading(topic, since, until, on_gap, prefetch, away_s, key)
         self._driver: ReplayDriver | None = None
         self._ending = OneStop()
@@ -253,6 +254,7 @@ class Replay:
         for message in Replay(bus, "orders", since=timedelta(hours=2)):
             handle(message.body)
 
+    bus: None for the settings of the environment, as of `Publisher`.
     since: "first", "next", an aware datetime, a timedelta before now, or the `checkpoint` of an earlier one.
     until: "now": end with the last message that a broker has when it is first reached; None: wait for later
         messages; a checkpoint: the last message of each broker to read, without a consumer list.
@@ -271,7 +273,7 @@ class Replay:
 
     def __init__(
         self,
-        bus: BusConfig,
+        bus: BusConfig | None,
         topic: Topic | str,
         *,
         since: Since = "first",
@@ -345,7 +347,7 @@ class Replay:
 
 
 def stream_ends(
-    bus: BusConfig,
+    bus: BusConfig | None,
     topic: Topic | str,
     *,
     since: Mapping[str, int] | None = None,
@@ -361,6 +363,7 @@ def stream_ends(
     """
     parsed = parse_destination(topic) if isinstance(topic, str) else topic
     assert isinstance(parsed, Topic)
+    bus = bus_of(bus)
     wire, starts = _wire or AmqpWire(bus), dict[str, Start]()
     if since is not None:
         starts = {broker: behind(offset) for broker, offset in since.items()}

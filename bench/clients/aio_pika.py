@@ -9,7 +9,7 @@ import aio_pika
 from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import AMQPError, DeliveryError, PublishError
 
-from bench.clients.flight import Arrived, Flight
+from bench.clients.in_flight import Arrived, Flight
 from bench.clients.rabbitmq import Peer, durability_direct, started_direct
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.clients import java
-from bench.clients.flight import Arrived, Flight
+from bench.clients.in_flight import Arrived, Flight
 from bench.clients.java import ARTEMIS, Node, Nodes
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where

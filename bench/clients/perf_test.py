@@ -21,7 +21,7 @@ from bench.clients.java import PERF_TEST
 from bench.clients.rabbitmq import durability_direct, started_direct
 from bench.errors import BenchError
 from bench.harness.interface import Outside, Running
-from bench.harness.turn import Task, Turn
+from bench.harness.timed_turn import Task, Turn
 from bench.load.profile import Load, Profile, places
 from bench.load.schedule import Constant
 from messagebus import BusConfig, Subscription, Topic

@@ -8,7 +8,7 @@ from typing import Any
 import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 
-from bench.clients.flight import Arrived, Flight
+from bench.clients.in_flight import Arrived, Flight
 from bench.clients.rabbitmq import OPEN_WITHIN_S, Peer, durability_direct, started_direct
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from bench.clients.flight import Arrived, Flight
+from bench.clients.in_flight import Arrived, Flight
 from bench.clients.rabbitmq import OPEN_WITHIN_S, Peer
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where

@@ -17,10 +17,9 @@ from rich.console import Console
 
 from bench import options
 from bench.audit_report import print_audit
-from bench.demo import play
-from bench.demo import stage as scene
+from bench.demo import live_run, script
+from bench.demo.live_run import LiveRun
 from bench.demo.screen import Screen
-from bench.demo.stage import Stage
 from bench.environment import CHECKOUT
 from bench.errors import DoesNotHold, InputInvalid, Interrupted
 from bench.load.profile import SECONDS_MAX, Load, Messages, Profile, Time
@@ -56,7 +55,7 @@ def demo(
     folder = _new_folder(folder or CHECKOUT / "out" / run_id)
     with _signals_interrupt(), _input(source, by_line=by_line, small=small, folder=folder) as found:
         file, total = found
-        stage = Stage(
+        run = LiveRun(
             folder=folder,
             run_id=run_id,
             network=network,
@@ -68,10 +67,10 @@ def demo(
         )
         wipe = False
         try:
-            result, differences = play.play(stage, looks_s)
+            result, differences = script.play(run, looks_s)
             console = Console(highlight=False)
             print_audit(result, read_manifest(folder), console)
-            for what, path in play.places(stage).items():
+            for what, path in script.places(run).items():
                 below = path.is_relative_to(Path.cwd())
                 shown = path.relative_to(Path.cwd()) if below else path
                 console.print(f"{what}: {shown}", soft_wrap=True)
@@ -87,8 +86,8 @@ def demo(
             # After any outcome; a second Ctrl-C does not interrupt this.
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
-            stage.workers.stop()
-            stage.cluster.down(wipe=wipe)
+            run.workers.stop()
+            run.cluster.down(wipe=wipe)
 
 
 def _new_folder(folder: Path) -> Path:
@@ -101,18 +100,18 @@ def _new_folder(folder: Path) -> Path:
 
 
 def _profile(file: Path, total: int) -> Profile:
-    """Return the profile of the load: each record of the file once, at a pace that the stage sets."""
+    """Return the profile of the load: each record of the file once, at a pace that the run sets."""
     return Profile(
         name="demo",
         load=Load(
             schedule=Steered(rate_per_s=RATE_LEAST_PER_S, count=total),
-            publishers=scene.PUBLISHERS,
-            consumers=len(scene.CONSUMERS),
+            publishers=live_run.PUBLISHERS,
+            consumers=len(live_run.CONSUMERS),
             prefetch=PREFETCH,
             lifetime_s=CONNECTION_LIFETIME_S,
         ),
         messages=Messages(
-            file=str(file), places=tuple(f"{scene.TOPIC}/{name}" for name in scene.CONSUMERS)
+            file=str(file), places=tuple(f"{live_run.TOPIC}/{name}" for name in live_run.CONSUMERS)
         ),
         time=Time(warm_up_s=0, measured_s=SECONDS_MAX),
     )

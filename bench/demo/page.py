@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from bench.demo.live_run import TOPIC, LiveRun
 from bench.demo.screen import CONFIRMED
-from bench.demo.stage import TOPIC, Stage
 from bench.errors import BenchError
 from ops.errors import OpsError
 from ops.local.preflight import free_port
@@ -34,64 +34,64 @@ BATCHES_MAX = 4_096
 LOOKED_AT_MS = 3_000
 
 
-def show(stage: Stage) -> None:
+def show(run: LiveRun) -> None:
     """Start the monitor beside the load, and print its address, unless it does not start."""
     with suppress(BenchError, OpsError):
         listen = f"{HOST}:{free_port(HOST, FIRST_PORT)}"
-        stage.start(MONITOR, ["messagebus", "monitor", "--listen", listen], client=True)
-        stage.address_of_page = f"http://{listen}/"
-        stage.screen.say(f"the page of the bus: {stage.address_of_page}")
+        run.start(MONITOR, ["messagebus", "monitor", "--listen", listen], client=True)
+        run.address_of_page = f"http://{listen}/"
+        run.screen.say(f"the page of the bus: {run.address_of_page}")
 
 
-def photograph(stage: Stage) -> None:
+def photograph(run: LiveRun) -> None:
     """Begin to take a picture of the page, where that can be done; wait for nothing."""
-    if stage.address_of_page and shutil.which(CHROMIUM) and importlib.util.find_spec("playwright"):
+    if run.address_of_page and shutil.which(CHROMIUM) and importlib.util.find_spec("playwright"):
         with suppress(BenchError):
-            stage.start("picture", [__name__, stage.address_of_page, str(stage.folder / PICTURE)])
+            run.start("picture", [__name__, run.address_of_page, str(run.folder / PICTURE)])
 
 
-def follow(stage: Stage) -> None:
+def follow(run: LiveRun) -> None:
     """Start the live Spark job beside the load: it reads the topic's streams."""
-    argv = ["spark", "live", "--topic", TOPIC, "--out", str(stage.folder / LIVE)]
-    stage.start(LIVE, argv, client=True)
+    argv = ["spark", "live", "--topic", TOPIC, "--out", str(run.folder / LIVE)]
+    run.start(LIVE, argv, client=True)
 
 
-def read_to_the_end(stage: Stage, name: str) -> None:
+def read_to_the_end(run: LiveRun, name: str) -> None:
     """Wait until the live job has read what this broker has confirmed, or has ended by itself."""
-    at = stage.view.addresses[name]
-    stage.note(f"waiting until the live job has read the stream of {name}")
+    at = run.view.addresses[name]
+    run.note(f"waiting until the live job has read the stream of {name}")
     with suppress(BenchError):
         _wait_for_live(
-            stage,
-            lambda: messages_read(stage)[at] >= stage.view.counts[CONFIRMED, name],
+            run,
+            lambda: messages_read(run)[at] >= run.view.counts[CONFIRMED, name],
             f"the live job reads the stream of {name}",
         )
 
 
-def end_live(stage: Stage) -> None:
+def end_live(run: LiveRun) -> None:
     """Wait until the live job has read what is stored, and end it; say why it ended by itself."""
-    live = stage.children.child(LIVE)
+    live = run.children.child(LIVE)
     with suppress(BenchError):
         _wait_for_live(
-            stage,
-            lambda: messages_read(stage).total() >= stage.view.published,
+            run,
+            lambda: messages_read(run).total() >= run.view.published,
             "the live job's last batch",
         )
         if live.exit_code is not None:
-            stage.screen.say(f"the live job ended by itself: {live.last_line()} ({live.log})")
-        stage.children.terminate([LIVE])
-        _wait_for_live(stage, lambda: False, "the live job's end")
+            run.screen.say(f"the live job ended by itself: {live.last_line()} ({live.log})")
+        run.children.terminate([LIVE])
+        _wait_for_live(run, lambda: False, "the live job's end")
 
 
-def _wait_for_live(stage: Stage, condition: Callable[[], bool], what: str) -> None:
+def _wait_for_live(run: LiveRun, condition: Callable[[], bool], what: str) -> None:
     """Wait for a condition, or for the end of the live job."""
-    live = stage.children.child(LIVE)
-    stage.wait(lambda: live.exit_code is not None or condition(), what, silent=live)
+    live = run.children.child(LIVE)
+    run.wait(lambda: live.exit_code is not None or condition(), what, silent=live)
 
 
-def messages_read(stage: Stage) -> Counter[str]:
+def messages_read(run: LiveRun) -> Counter[str]:
     """Return broker -> messages in the tables of the live job; none while one of them is being written."""
-    minutes, found = stage.folder / LIVE / "tables" / "minutes", Counter[str]()
+    minutes, found = run.folder / LIVE / "tables" / "minutes", Counter[str]()
     try:
         for table in minutes.glob("batch=*/*.parquet"):
             found.update(_counted(table, table.stat().st_mtime_ns))
@@ -109,9 +109,9 @@ def _counted(table: Path, _written_ns: int) -> Counter[str]:
     return found
 
 
-def into_report(stage: Stage, report: Path) -> Path | None:
+def into_report(run: LiveRun, report: Path) -> Path | None:
     """Put the picture beside the report, and into its page. Returns its path; None without one."""
-    picture, page = stage.folder / PICTURE, report / "report.html"
+    picture, page = run.folder / PICTURE, report / "report.html"
     if not (picture.is_file() and page.is_file()):
         return None
     page.write_text(with_picture(page.read_text(), TITLE, picture.read_bytes()))

@@ -20,8 +20,8 @@ import psutil
 from bench.environment import CHECKOUT
 from bench.errors import BenchError
 from bench.figures.figure import Figure, Maker, at_most
+from bench.figures.generated_run import RUN_ID, Planted, lay
 from bench.figures.groups import Group, Setup, repeat_command
-from bench.figures.made_run import RUN_ID, Planted, lay
 
 NAME = "measure.audit"
 MESSAGES, LEAST = 10_000_000, 10_000

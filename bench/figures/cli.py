@@ -17,7 +17,7 @@ from bench import options
 from bench.environment import describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures import audit, feature_costs, gateway, playbooks
-from bench.figures.client import gaps, mesh, speed
+from bench.figures.client import confirm_gaps, mesh, speed
 from bench.figures.figure import Figure, figures_table
 from bench.figures.full_speed import group
 from bench.figures.groups import BEHIND_HAPROXY, DEFAULT_REPEAT, Clusters, Group, Setup
@@ -37,7 +37,7 @@ GROUPS = (
     *feature_costs.GROUPS,
     gateway.GROUP,
     audit.GROUP,
-    gaps.GROUP,
+    confirm_gaps.GROUP,
     playbooks.GROUP,
     playbooks.FAILOVER,
 )

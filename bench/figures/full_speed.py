@@ -16,7 +16,7 @@ from bench.clients import perf_test
 from bench.figures.figure import Figure, Maker, at_least, at_most
 from bench.figures.groups import Group, Setup, repeat_command
 from bench.harness.loop import best_loop
-from bench.harness.turn import COMMAND, TURN_WITHIN_S, Task, Turn, to_json
+from bench.harness.timed_turn import COMMAND, TURN_WITHIN_S, Task, Turn, to_json
 from bench.processes import run
 from messagebus import BusConfig, Subscription, Topic, declare
 

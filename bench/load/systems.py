@@ -25,7 +25,7 @@ DIRECT_FAULTS = ("freeze", "alarm")
 class About:
     """The abilities of a system. module: its driver, see `bench.harness.interface`. brokers_max: of nodes.
 
-    ways: the module with turns of its own, see `bench.harness.turn`.
+    ways: the module with turns of its own, see `bench.harness.timed_turn`.
 
     batches, lifetimes, events: whether it supports `load.batch` above 1, `load.lifetime_s`, and rows of every
     message. faults: the possible faults of its brokers. prefetch_max: the most deliveries at once from a
@@ -59,7 +59,7 @@ SYSTEMS: Mapping[str, About] = {
         events=True,
         faults=ALL_FAULTS,
         prefetch_max=OUR_PREFETCH_MAX,
-        ways="bench.clients.ways",
+        ways="bench.clients.messagebus_calls",
     ),
     "pika": About(module="bench.clients.pika", acks=ACKS, faults=DIRECT_FAULTS),
     "native": About(

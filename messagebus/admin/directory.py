@@ -20,7 +20,7 @@ from messagebus._io.loop import run_blocking
 from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.clock import whole_ms
-from messagebus.config import BusConfig
+from messagebus.config import BusConfig, bus_of
 from messagebus.destination import Queue, Source, Stream, Subscription
 from messagebus.errors import (
     ConfigError,
@@ -61,19 +61,20 @@ REACH_ONE_S = 1.0
 
 
 def declare(
-    bus: BusConfig,
+    bus: BusConfig | None,
     wanted: Iterable[Wanted | str] | Wanted | str,
     *,
     timeout_s: float = DECLARE_TIMEOUT_S,
 ) -> Registration:
     """Create topics, subscriptions and queues on every broker; existing ones stay as they are.
 
-    It returns when every broker has them on disk. wanted: one of them or a list, as objects or as text:
+    It returns when every broker has them on disk. bus: None for the settings of the environment, as of
+    `Publisher`; so for all functions here. wanted: one of them or a list, as objects or as text:
     ``orders``, ``orders/billing``, ``queue:jobs``. timeout_s: the longest wait, in seconds.
     Raises RegistrationIncomplete (it names the brokers), TopologyMismatch, LoginRefused or NameInvalid.
     """
     parsed = [parse_wanted(each) if isinstance(each, str) else each for each in as_list(wanted)]
-    return run_blocking(topology_for(bus).register(parsed, timeout_ms=whole_ms(timeout_s)))
+    return run_blocking(topology_for(bus_of(bus)).register(parsed, timeout_ms=whole_ms(timeout_s)))
 
 
 def reach(bus: BusConfig, *, publishing: bool = False, timeout_s: float = REACH_S) -> None:
@@ -101,19 +102,20 @@ def reach(bus: BusConfig, *, publishing: bool = False, timeout_s: float = REACH_
         time.sleep(REACH_AGAIN_S)
 
 
-def brokers(bus: BusConfig) -> BrokerList:
+def brokers(bus: BusConfig | None) -> BrokerList:
     """Fetch the current consumer list. Raises ListUnavailable or ListInvalid, of the last address."""
+    bus = bus_of(bus)
     if not bus.list_urls:
         return BrokerList(listed=(ListedBroker(broker=bus.address),))
     return run_blocking(_fetch(bus))
 
 
-def count_subscriptions(bus: BusConfig) -> SubscriptionCounts:
+def count_subscriptions(bus: BusConfig | None) -> SubscriptionCounts:
     """Count the messages in every subscription and queue, on every broker of the list, through the agents.
 
     Raises ConfigError without list addresses, ListError without a list, LoginRefused.
     """
-    _needs_agents(bus)
+    bus = _with_agents(bus)
     return run_blocking(subscriptions.count(bus, brokers(bus)))
 
 
@@ -133,7 +135,10 @@ def nearest(bus: BusConfig, name: str) -> str:
 
 
 def delete_subscriptions(
-    bus: BusConfig, names: Iterable[str | Source | Stream] | str | Source | Stream, *, token: Secret
+    bus: BusConfig | None,
+    names: Iterable[str | Source | Stream] | str | Source | Stream,
+    *,
+    token: Secret,
 ) -> Registration:
     """Delete subscriptions, queues and streams on all brokers, with all their messages.
 
@@ -142,44 +147,47 @@ def delete_subscriptions(
     LoginRefused, ListError without a list, and TopologyError if one of them never existed or no majority of
     agents answers.
     """
-    _needs_agents(bus)
+    bus = _with_agents(bus)
     return run_blocking(
         subscriptions.delete(bus, brokers(bus), _source_names(names, Stream), token=token)
     )
 
 
 def purge_subscriptions(
-    bus: BusConfig, names: Iterable[str | Source] | str | Source, *, token: Secret
+    bus: BusConfig | None, names: Iterable[str | Source] | str | Source, *, token: Secret
 ) -> PurgedMessages:
     """Drop the waiting messages of subscriptions and queues, on every broker of the list that answers.
 
     Messages that are delivered and not yet answered stay. token: that of operators. Raises the errors of
     `count_subscriptions`, and NameInvalid.
     """
-    _needs_agents(bus)
+    bus = _with_agents(bus)
     return run_blocking(subscriptions.purge(bus, brokers(bus), _source_names(names), token=token))
 
 
-def drain_broker(bus: BusConfig, name: str, *, draining: bool, token: Secret) -> None:
+def drain_broker(bus: BusConfig | None, name: str, *, draining: bool, token: Secret) -> None:
     """Begin or end the drain of a broker: balancers send it no new connections; all others stay.
 
     name: ``host:port``. draining: True begins the drain, False ends it; the broker's agent stores it. token:
     that of operators. Raises NotFound for a broker that is not on the list, LinkLost if its agent does not
     do it, LoginRefused, ListError without a list, ConfigError.
     """
-    _needs_agents(bus)
+    bus = _with_agents(bus)
     listed = next((each for each in brokers(bus) if each.broker.name == name), None)
     if listed is None:
         raise NotFound(f"{name}: not in the consumer list")
     run_blocking(subscriptions.set_draining(bus, listed, draining=draining, token=token))
 
 
-def _needs_agents(bus: BusConfig) -> None:
+def _with_agents(bus: BusConfig | None) -> BusConfig:
+    """Return the settings. Raises ConfigError without list addresses."""
+    bus = bus_of(bus)
     if not bus.list_urls:
         raise ConfigError(
             "list_urls: must be given, because the agents know the subscriptions; a single RabbitMQ has none:"
             " ask its own management page"
         )
+    return bus
 
 
 def _source_names(names: Iterable[str | Wanted] | str | Wanted, *also: type) -> list[str]:

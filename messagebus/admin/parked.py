@@ -21,7 +21,7 @@ from messagebus._io.agents import subscriptions
 from messagebus._io.loop import run_blocking
 from messagebus.admin import directory
 from messagebus.clock import wall_ms, whole_ms
-from messagebus.config import BusConfig
+from messagebus.config import BusConfig, bus_of
 from messagebus.core.parking import UNDELIVERED, Choice, Facts, Parked
 from messagebus.destination import Queue, Source, Subscription, expires
 from messagebus.errors import (
@@ -219,22 +219,22 @@ OnProgress = Callable[[ParkedProgress], None]
 
 
 def count_parked(
-    bus: BusConfig,
+    bus: BusConfig | None,
     names: Iterable[str | Source] | str | Source = (),
     *,
     where: ParkedFilter = EVERYTHING,
 ) -> ParkedCounts:
     """Count parked messages, with the oldest time and the reasons; they stay where they are.
 
-    names: one name or a list: ``TOPIC/SUBSCRIPTION``, ``queue:NAME`` or ``undelivered``; empty: all names of
-    the topology. Raises ConfigError, NameInvalid, ListError without a list, and TopologyError for unknown
-    names.
+    bus: None for the settings of the environment. names: one name or a list: ``TOPIC/SUBSCRIPTION``,
+    ``queue:NAME`` or ``undelivered``; empty: all names of the topology. Raises ConfigError, NameInvalid,
+    ListError without a list, and TopologyError for unknown names.
     """
     return run_blocking(_count(_Work(bus, names, where)))
 
 
 def read_parked(
-    bus: BusConfig,
+    bus: BusConfig | None,
     names: Iterable[str | Source] | str | Source = (),
     *,
     where: ParkedFilter = EVERYTHING,
@@ -249,7 +249,7 @@ def read_parked(
 
 
 def redrive_parked(
-    bus: BusConfig,
+    bus: BusConfig | None,
     names: Iterable[str | Source] | str | Source,
     *,
     where: ParkedFilter = EVERYTHING,
@@ -279,7 +279,7 @@ def redrive_parked(
 
 
 def purge_parked(
-    bus: BusConfig,
+    bus: BusConfig | None,
     names: Iterable[str | Source] | str | Source,
     *,
     where: ParkedFilter = EVERYTHING,
@@ -307,9 +307,12 @@ class _Work:
     """Request to several brokers, with its faults."""
 
     def __init__(
-        self, bus: BusConfig, names: Iterable[str | Source] | str | Source, where: ParkedFilter
+        self,
+        bus: BusConfig | None,
+        names: Iterable[str | Source] | str | Source,
+        where: ParkedFilter,
     ) -> None:
-        self.bus = bus
+        self.bus = bus = bus_of(bus)
         self._names: list[Parked] = [_source(each) for each in as_list(names)]
         if not self._names and not bus.list_urls:
             raise ConfigError(

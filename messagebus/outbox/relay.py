@@ -18,7 +18,7 @@ from messagebus._io.loop import LoopThread, OneStop, Tasks, warn_dropped
 from messagebus.aio import AsyncPublisher
 from messagebus.checks import raise_faults, range_faults
 from messagebus.clock import whole_ms
-from messagebus.config import BusConfig, PublisherConfig
+from messagebus.config import BusConfig, PublisherConfig, settings_of
 from messagebus.core.relay import RelayedRows, RelayLimits
 from messagebus.dsn import Address
 from messagebus.errors import ConfigError, Stopped
@@ -117,7 +117,7 @@ class AsyncRelay:
     def __init__(
         self,
         database: str | Secret,
-        bus: BusConfig | AsyncPublisher | _Publishers,
+        bus: BusConfig | AsyncPublisher | _Publishers | None,
         config: RelayConfig | None = None,
         *,
         table: str = DEFAULT_TABLE,
@@ -126,7 +126,8 @@ class AsyncRelay:
     ) -> None:
         """database: ``postgresql://``, ``mysql://`` or ``sqlite:///path``.
 
-        bus: settings of the bus, a `MemoryBus`, or a publisher that the caller starts and stops.
+        bus: settings of the bus, a `MemoryBus`, or a publisher that the caller starts and stops; None for
+        the settings of the environment, also of the publisher where none are given.
         publisher, hooks: settings and hooks of the publisher that the relay creates.
         Raises ConfigError, also for a publisher with a spool.
         """
@@ -136,6 +137,8 @@ class AsyncRelay:
         if self._config.notify and self._address.database.name != "postgresql":
             raise ConfigError(f"notify: {self._address.database.name} has no notifications")
         self._is_shared = isinstance(bus, AsyncPublisher)
+        if bus is None:
+            bus, publisher = settings_of(None, publisher, PublisherConfig)
         given = bus.config if isinstance(bus, AsyncPublisher) else publisher
         if given is not None and given.spool is not None:
             raise ConfigError(
@@ -323,7 +326,7 @@ class Relay:
     def __init__(
         self,
         database: str | Secret,
-        bus: BusConfig | _Publishers,
+        bus: BusConfig | _Publishers | None,
         config: RelayConfig | None = None,
         *,
         table: str = DEFAULT_TABLE,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from messagebus.admin.directory import SubscriptionCount, SubscriptionCounts, count_subscriptions
-from messagebus.config import BusConfig
+from messagebus.config import BusConfig, bus_of
 from messagebus.destination import Queue, Subscription
 from messagebus.errors import ConfigError, MessageBusError, NameInvalid, RecordingFailed, Stopped
 from messagebus.recording.files import EventFile, anchor_now
@@ -46,7 +46,8 @@ class SamplerStats:
 class QueueSampler:
     """Writer of ``sampled-NAME.ndjson`` on a thread of its own.
 
-    folder, run_id: of the run. bus: settings with list_urls, because the agents count the messages. names:
+    folder, run_id: of the run. bus: settings with list_urls, because the agents count the messages; None for
+    those of the environment. names:
     subscriptions and queues to count, such as ``orders/billing`` and ``queue:jobs``. every_s: seconds between
     two counts. count: function that asks the agents, for tests. Raises NameInvalid or ConfigError.
     """
@@ -54,7 +55,7 @@ class QueueSampler:
     def __init__(
         self,
         folder: Path | str,
-        bus: BusConfig,
+        bus: BusConfig | None,
         names: Iterable[str],
         *,
         run_id: str,
@@ -64,7 +65,7 @@ class QueueSampler:
         self._pairs = {name: _pair(name) for name in names}
         if not self._pairs or every_s <= 0:
             raise ConfigError("QueueSampler: names: at least one; every_s: above 0")
-        self._folder, self._bus, self._run_id = Path(folder), bus, run_id
+        self._folder, self._bus, self._run_id = Path(folder), bus_of(bus), run_id
         self._every_s, self._count = every_s, count
         name = process_name("queues-")
         self._part = RunPart(

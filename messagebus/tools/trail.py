@@ -23,7 +23,7 @@ import httpx
 
 from messagebus._io.agents.http import http_client
 from messagebus.clock import wall_ms
-from messagebus.config import BusConfig
+from messagebus.config import BusConfig, bus_of
 from messagebus.errors import ConfigError, MessageBusError, reason_of
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
@@ -49,12 +49,16 @@ GOOD = frozenset({Outcome.CONFIRMED, Outcome.SPOOLED})
 class Trail(Hooks):
     """The trail of one process. Any number of clients, any threads; `close` it when they have stopped.
 
-    share: of messages that are told of though nothing failed, 0 to 1; those of one id are told by everybody
-    or nobody. client: of this process, in the rows; None: its host and number.
+    bus: None for the settings of the environment. share: of messages that are reported though nothing failed,
+    0 to 1; those of one id are reported by everybody or nobody. client: of this process, in the rows; None:
+    its host and number.
     Raises ConfigError without list addresses.
     """
 
-    def __init__(self, bus: BusConfig, *, share: float = SHARE, client: str | None = None) -> None:
+    def __init__(
+        self, bus: BusConfig | None, *, share: float = SHARE, client: str | None = None
+    ) -> None:
+        bus = bus_of(bus)
         if not bus.list_urls:
             raise ConfigError("list_urls: must be given, because agents keep the trail")
         if not 0 <= share <= 1:

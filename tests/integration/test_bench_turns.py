@@ -9,7 +9,7 @@ import pytest
 
 from bench.figures.full_speed import direct_task, fill, take_turn
 from bench.figures.groups import Setup
-from bench.harness.turn import Task
+from bench.harness.timed_turn import Task
 from ops.local.cluster import LocalCluster
 
 MESSAGES, WARM_UP = 300, 100

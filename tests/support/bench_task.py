@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.harness.turn import Task
+from bench.harness.timed_turn import Task
 
 __all__ = ["bench_task"]
 

@@ -18,7 +18,7 @@ from hdrh.histogram import HdrHistogram
 
 from bench.figures import duckdb_audit
 from bench.figures.duckdb_audit import VERDICTS
-from bench.figures.made_run import WALL_NS
+from bench.figures.generated_run import WALL_NS
 
 __all__ = ["answer", "different", "fed", "opened"]
 

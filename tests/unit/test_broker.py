@@ -70,6 +70,7 @@ def test_an_agent_has_its_own_port() -> None:
         (f"{'x' * 254}:5672\n", 1, "not a host"),
         ("mb1\nmb2 drainin\n", 2, "unknown attribute 'drainin'; allowed: draining, agent=PORT"),
         ("mb1 agent=x\n", 1, "not a port"),
+        ("mb1\namqp://u:pw@mb2:5672/\n", 2, "write mb2:5672, not a URL"),
         ("mb1\nmb1:5672\n", 2, "mb1:5672 is listed twice"),
         (
             "\ufeff# generation: 1\nmb1\n",
@@ -146,3 +147,24 @@ def test_a_port_is_between_1_and_65535(port: int) -> None:
 def test_values_do_not_change() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Broker("mb1").port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("amqp://shop:hunter2@mb1", "mb1:5672"),
+        ("amqps://shop:hunter2@mb1:7001/shop", "mb1:7001"),
+        ("amqps://mb1/", "mb1:5671"),
+        ("http://shop:hunter2@mb1:8081", "host:port"),
+        ("shop:hunter2@mb1:5672", "host:port"),
+        ("amqp://shop:hunter2/@mb1", "host:port"),
+    ],
+)
+def test_a_url_where_a_broker_is_named_is_refused_with_what_to_write(
+    text: str, wanted: str
+) -> None:
+    with pytest.raises(
+        ValueError, match=f"^write {wanted}, not a URL: login, vhost and TLS"
+    ) as fault:
+        Broker.parse(text)
+    assert "hunter2" not in f"{fault.value!r}{fault.value.__context__!r}"

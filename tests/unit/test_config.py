@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus import AsyncPublisher, Consumer, Publisher, config
+from messagebus import AsyncConsumer, AsyncPublisher, Consumer, Publisher, admin, config, declare
 from messagebus.broker import Broker
 from messagebus.config import (
     ENV_PREFIX,
@@ -26,7 +26,11 @@ from messagebus.config import (
     Spool,
 )
 from messagebus.errors import ConfigError
+from messagebus.outbox import AsyncRelay, Relay
+from messagebus.replay import AsyncReplay, Replay, stream_ends
 from messagebus.secret import Secret
+from messagebus.tools.sampler import QueueSampler
+from messagebus.tools.trail import Trail
 
 ROOT = Path(__file__).resolve().parents[2]
 # Names that end in a word: no beginning that code completes.
@@ -563,3 +567,45 @@ def test_a_client_without_a_bus_takes_the_environments_settings(
     for make in (Publisher, AsyncPublisher, lambda: Consumer(None, "queue:jobs")):
         with pytest.raises(ConfigError, match="brokr"):
             make()
+
+
+TOKEN = Secret("token")
+CALLS_OF_A_BUS: dict[str, Callable[[None], object]] = {
+    "Publisher": Publisher,
+    "AsyncPublisher": AsyncPublisher,
+    "Consumer": lambda bus: Consumer(bus, "orders", subscription="billing"),
+    "AsyncConsumer": lambda bus: AsyncConsumer(bus, "orders", subscription="billing"),
+    "Replay": lambda bus: Replay(bus, "orders"),
+    "AsyncReplay": lambda bus: AsyncReplay(bus, "orders"),
+    "stream_ends": lambda bus: stream_ends(bus, "orders"),
+    "Relay": lambda bus: Relay("sqlite:///shop.db", bus),
+    "AsyncRelay": lambda bus: AsyncRelay("sqlite:///shop.db", bus),
+    "declare": lambda bus: declare(bus, "orders"),
+    "brokers": admin.brokers,
+    "count_subscriptions": admin.count_subscriptions,
+    "delete_subscriptions": lambda bus: admin.delete_subscriptions(bus, "queue:a", token=TOKEN),
+    "purge_subscriptions": lambda bus: admin.purge_subscriptions(bus, "queue:a", token=TOKEN),
+    "drain_broker": lambda bus: admin.drain_broker(bus, "mb1:5672", draining=True, token=TOKEN),
+    "count_parked": admin.count_parked,
+    "read_parked": admin.read_parked,
+    "redrive_parked": lambda bus: admin.redrive_parked(bus, "queue:a"),
+    "purge_parked": lambda bus: admin.purge_parked(bus, "queue:a"),
+    "Trail": Trail,
+    "QueueSampler": lambda bus: QueueSampler("folder", bus, ["queue:a"], run_id="r"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS_OF_A_BUS)
+def test_whatever_takes_a_bus_reads_the_environment_for_none(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESSAGEBUS_HEARTBEAT_S", "-1")
+    with pytest.raises(ConfigError, match="heartbeat_s"):
+        CALLS_OF_A_BUS[name](None)
+
+
+def test_without_agents_the_list_is_the_broker_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MESSAGEBUS_BROKER", "amqps://shop:pw@mb7/shop")
+    assert admin.brokers(None).names == {"mb7:5671"}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from bench.figures.full_speed import Against, Line, Table, sized
 from bench.figures.groups import Setup
 from bench.harness.loop import best_loop
-from bench.harness.turn import Task
+from bench.harness.timed_turn import Task
 
 # A turn lasts some 2 s: long against the window, short against changes of the machine's load.
 SENT, PIKA, AIO_PIKA, ONE_BY_ONE = 60_000, 40_000, 15_000, 2_500

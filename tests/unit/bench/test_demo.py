@@ -14,14 +14,14 @@ import pytest
 from rich.console import Console
 
 from bench import processes
-from bench.demo import cli, page, play, stage
+from bench.demo import cli, live_run, page, script
+from bench.demo.live_run import RATE_MAX_PER_S, RESERVE_S, LiveRun, planned_rate
 from bench.demo.screen import CONFIRMED, DELIVERED, Screen, Step, View
-from bench.demo.stage import RATE_MAX_PER_S, RESERVE_S, Stage, planned_rate
 from bench.errors import BenchError
 
 
 def paced(looks_s: float = 4.0) -> list[Step]:
-    return [step for step, _ in play.script(looks_s) if step.needs_s]
+    return [step for step, _ in script.script(looks_s) if step.needs_s]
 
 
 def done(step: Step, took_s: float) -> Step:
@@ -35,7 +35,7 @@ def test_every_event_of_the_story_happens_in_its_order(looks_s: float) -> None:
     places = [titles.index(event) for event in events]
     assert places == sorted(places)
     assert titles.endswith("again")
-    assert len({play.ADDED, play.REMOVED, play.KILLED}) == 3
+    assert len({script.ADDED, script.REMOVED, script.KILLED}) == 3
 
 
 def test_records_are_spread_over_the_time_that_the_steps_need() -> None:
@@ -67,12 +67,12 @@ def test_a_slow_machine_gets_its_records_spread_over_the_time_it_needs() -> None
     in_time = rate(done(first, first.needs_s), second)
     assert rate(done(first, 2 * first.needs_s), second) == in_time / 2
     assert rate(done(first, first.needs_s / 2), second) == in_time
-    assert rate(done(first, 99 * first.needs_s), second) == in_time / stage.SLOW_MAX
+    assert rate(done(first, 99 * first.needs_s), second) == in_time / live_run.SLOW_MAX
 
 
 def test_the_rest_goes_out_soon_and_never_faster_than_the_limit() -> None:
-    assert planned_rate(5000, ()) == 5000 / stage.TAIL_S
-    assert planned_rate(1, ()) == stage.TAIL_MIN_PER_S
+    assert planned_rate(5000, ()) == 5000 / live_run.TAIL_S
+    assert planned_rate(1, ()) == live_run.TAIL_MIN_PER_S
     assert planned_rate(10**9, ()) == RATE_MAX_PER_S
     last = replace(paced()[-1], took_s=99)
     assert planned_rate(400, [last]) == 400 / RESERVE_S
@@ -124,7 +124,7 @@ def write_batch(folder: Path, number: int, **messages: int) -> None:
 def test_messages_of_the_live_job_are_those_of_its_batches_as_they_were_last_written(
     tmp_path: Path,
 ) -> None:
-    at = cast(Stage, SimpleNamespace(folder=tmp_path))
+    at = cast(LiveRun, SimpleNamespace(folder=tmp_path))
     assert page.messages_read(at) == Counter()
     write_batch(tmp_path, 0, a=2, b=1)
     write_batch(tmp_path, 1, a=3)
@@ -134,14 +134,14 @@ def test_messages_of_the_live_job_are_those_of_its_batches_as_they_were_last_wri
 
 
 class Followed:
-    """Stage of which one broker was read in part. The live job reads on, or ends, while it is waited for."""
+    """Live run of which one broker was read in part. The live job reads on, or ends, while it is awaited."""
 
     def __init__(self, folder: Path, *, ends: bool) -> None:
         self.folder, self.ends, self.did = folder, ends, list[str]()
         self.live = SimpleNamespace(exit_code=None)
         self.children = SimpleNamespace(child={page.LIVE: self.live}.__getitem__)
-        found = counts(**{f"{CONFIRMED}_{play.REMOVED}": 5})
-        self.view = View(counts=found, addresses={play.REMOVED: "a"})
+        found = counts(**{f"{CONFIRMED}_{script.REMOVED}": 5})
+        self.view = View(counts=found, addresses={script.REMOVED: "a"})
         write_batch(folder, 0, a=3, b=9)
 
     def run(self, argv: list[str]) -> None:
@@ -167,22 +167,22 @@ def test_a_broker_leaves_with_its_stream_when_the_live_job_has_read_it_or_has_en
     tmp_path: Path, ends: bool
 ) -> None:
     at = Followed(tmp_path, ends=ends)
-    play._leave(cast(Stage, at))
+    script._leave(cast(LiveRun, at))
     assert at.did == [
         "consumer_lists drain a",
         "consumer_lists push",
-        f"the live job reads the stream of {play.REMOVED}",
+        f"the live job reads the stream of {script.REMOVED}",
     ]
-    actions = [action for _, action in play.script(looks_s=1)]
-    assert actions.index(play._remove) == actions.index(play._leave) + 1
+    actions = [action for _, action in script.script(looks_s=1)]
+    assert actions.index(script._remove) == actions.index(script._leave) + 1
 
 
 def test_a_job_that_logs_nothing_is_waited_for_as_long_as_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "STALLED_S", 1e-9)
+    monkeypatch.setattr(live_run, "STALLED_S", 1e-9)
     monkeypatch.setattr(processes, "IN_ALL", 10**15)
-    at = Stage(
+    at = LiveRun(
         folder=tmp_path,
         run_id="run",
         network="127.0.0",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from bench.figures import made_run
+from bench.figures import generated_run
 from spark.lake.ingest import ingest, ingested, plan
 from spark.lake.tables import Lake
 from spark.measures.run import Run
@@ -57,13 +57,13 @@ class Laid:
     """A run that was laid into a lake without Spark, with one of each fault."""
 
     run: Run
-    planted: made_run.Planted
+    planted: generated_run.Planted
 
 
 @pytest.fixture(scope="session")
 def laid(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Laid:
     folder = tmp_path_factory.mktemp("laid")
-    planted = made_run.lay(folder, 5_000)
+    planted = generated_run.lay(folder, 5_000)
     lake = Lake(folder)
     return Laid(Run(session, lake, ingested(lake, "made")), planted)
 

@@ -13,8 +13,8 @@ import pytest
 from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
-from bench.analysis import outside
-from bench.analysis.outside import conduct_outside, render_outside
+from bench.analysis import foreign_load
+from bench.analysis.foreign_load import conduct_outside, render_outside
 from bench.analysis.report import latency_series, render_html, render_text, write
 from bench.analysis.result import gather, numbers_of, percentiles
 from bench.analysis.verdict import Client, behind, bottlenecks, unsteady
@@ -250,7 +250,7 @@ def test_what_it_said_and_what_it_does_not_measure_are_in_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = Outside(confirmed_per_s=99.0, client_cpu_s=0.5, lacks=["fates"])
-    monkeypatch.setattr(outside, "measure_outside", lambda *_: said)
+    monkeypatch.setattr(foreign_load, "measure_outside", lambda *_: said)
     found = conduct_outside(THEIRS, tmp_path / "run", Nothing(), print)
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == json.loads(
         json.dumps(found)
@@ -268,7 +268,7 @@ def test_one_that_fails_leaves_a_folder_that_says_so(
     def fail(*_: object) -> Outside:
         raise BenchError("no java")
 
-    monkeypatch.setattr(outside, "measure_outside", fail)
+    monkeypatch.setattr(foreign_load, "measure_outside", fail)
     with pytest.raises(BenchError, match="no java"):
         conduct_outside(THEIRS, tmp_path / "run", Nothing(), print)
     about = json.loads((tmp_path / "run" / "run.json").read_text())

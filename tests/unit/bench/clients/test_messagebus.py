@@ -9,7 +9,7 @@ import pytest
 
 from bench.clients import messagebus as module
 from bench.clients.messagebus import publisher_config
-from bench.clients.ways import Order, check, content_of
+from bench.clients.messagebus_calls import Order, check, content_of
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Linked, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE

@@ -1,4 +1,4 @@
-"""The audit's figures: the made run, DuckDB's answers about it by hand, and what counts as a difference.
+"""The audit's figures: the generated run, DuckDB's answers about it by hand, and what counts as a difference.
 
 tests/unit/spark/test_scans.py compares DuckDB's answers with Spark's.
 """
@@ -16,7 +16,7 @@ import pytest
 from bench.errors import BenchError
 from bench.figures.audit import MESSAGES, Cost, compared, differences, not_found, watched
 from bench.figures.duckdb_audit import audit, opened
-from bench.figures.made_run import WALL_NS, Planted, lay
+from bench.figures.generated_run import WALL_NS, Planted, lay
 from messagebus.recording.events import EVENTS
 from tests.support import duckdb_answers as answers
 

@@ -10,7 +10,7 @@ from bench.figures import full_speed as module
 from bench.figures.cli import GROUPS, chosen, figures
 from bench.figures.full_speed import Against, Line, Table, interleaved, take_turn
 from bench.figures.groups import Clusters, Group, Setup
-from bench.harness.turn import Task, Turn
+from bench.harness.timed_turn import Task, Turn
 from tests.support.bench_task import bench_task
 
 

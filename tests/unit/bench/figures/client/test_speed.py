@@ -6,11 +6,11 @@ from typing import cast
 
 import pytest
 
-from bench.clients.ways import WAYS
+from bench.clients.messagebus_calls import WAYS
 from bench.figures.client import speed
 from bench.figures.full_speed import Table
 from bench.figures.groups import Setup
-from bench.harness.turn import Turn
+from bench.harness.timed_turn import Turn
 from ops.local.cluster import LocalCluster
 from tests.support.bench_task import bench_task
 

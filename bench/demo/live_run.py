@@ -1,9 +1,9 @@
-"""The stage of the demo: its processes, its screen, and the pace at which messages flow.
+"""The live run of the demo: its processes, its screen, and the pace at which messages flow.
 
 Records are spread over the time that the remaining steps need, so that messages flow during every one of
 them and the input ends soon after the last.
 
-The stage has one thread. Anything that takes long is another process that is polled. Meanwhile `Stage.tick`
+The run has one thread. Anything that takes long is another process that is polled. Meanwhile `LiveRun.tick`
 keeps the pace of the publishers, checks the load processes and redraws the screen. A wait ends without its
 condition only if nothing moves any more: no log grows, no message passes, and the awaited job has ended.
 """
@@ -68,7 +68,7 @@ def planned_rate(left: int, steps: Sequence[Step]) -> float:
     return min(left / max(planned_s, RESERVE_S), RATE_MAX_PER_S)
 
 
-class Stage:
+class LiveRun:
     """One run in one folder. total: records that will be published. profile: of its load.
 
     looks_s: seconds for a person to see a state. env: the environment of all processes that are started;

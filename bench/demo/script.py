@@ -14,8 +14,8 @@ import httpx
 from bench.audit import Audit, audit
 from bench.audit_report import disagreements, read_report
 from bench.demo import page
+from bench.demo.live_run import BROKERS, SUBSCRIPTIONS, TOPIC, LiveRun
 from bench.demo.screen import Step
-from bench.demo.stage import BROKERS, SUBSCRIPTIONS, TOPIC, Stage
 from bench.errors import BenchError
 from bench.rows import read_events
 from messagebus.commands.exits import Exit
@@ -30,7 +30,7 @@ DOWN_S = 10.0
 HEALTH_TIMEOUT_S = 1.0
 SERVES, REPORT = "serves", "report"
 
-Action = Callable[[Stage], object]
+Action = Callable[[LiveRun], object]
 
 
 def script(looks_s: float) -> list[tuple[Step, Action]]:
@@ -55,88 +55,88 @@ def script(looks_s: float) -> list[tuple[Step, Action]]:
     ]
 
 
-def play(stage: Stage, looks_s: float) -> tuple[Audit, list[str]]:
+def play(run: LiveRun, looks_s: float) -> tuple[Audit, list[str]]:
     """Do the whole run. Returns our audit, and its differences from Spark's.
 
     Raises BenchError and LocalFault.
     """
     actions, judging = script(looks_s), Step("audit and Spark report")
-    stage.view.steps = [*(step for step, _ in actions), judging]
+    run.view.steps = [*(step for step, _ in actions), judging]
     for step, action in actions:
-        with stage.step(step):
-            action(stage)
-    with stage.step(judging):
-        return _judged(stage, stage.save(complete=True))
+        with run.step(step):
+            action(run)
+    with run.step(judging):
+        return _judged(run, run.save(complete=True))
 
 
-def _load(stage: Stage) -> None:
+def _load(run: LiveRun) -> None:
     """Declare the topology, and start all clients, the monitor and the live Spark job."""
     wanted = [TOPIC, *(f"{TOPIC}/{name}" for name in SUBSCRIPTIONS), f"stream:{TOPIC}"]
-    stage.run(["messagebus", "declare", *wanted], client=True)
-    stage.workers.launch(stage.cluster.client_env())
-    page.show(stage)
-    page.follow(stage)
-    stage.workers.meet()
-    stage.view.states |= dict.fromkeys(stage.cluster.names, SERVES)
-    stage.save()
+    run.run(["messagebus", "declare", *wanted], client=True)
+    run.workers.launch(run.cluster.client_env())
+    page.show(run)
+    page.follow(run)
+    run.workers.meet()
+    run.view.states |= dict.fromkeys(run.cluster.names, SERVES)
+    run.save()
 
 
-def _flow(stage: Stage) -> None:
+def _flow(run: LiveRun) -> None:
     """Let messages flow, then wait until every broker takes publishes and serves every subscription."""
-    stage.look()
-    for name in stage.cluster.names:
-        _wait_used(stage, name, looks_s=0)
+    run.look()
+    for name in run.cluster.names:
+        _wait_used(run, name, looks_s=0)
 
 
-def _add(stage: Stage) -> None:
-    stage.view.states[ADDED] = "joins"
-    with stage.incident("add", ADDED):
-        stage.run(["ops", "add", ADDED, "--yes"])
-    stage.view.states[ADDED] = SERVES
+def _add(run: LiveRun) -> None:
+    run.view.states[ADDED] = "joins"
+    with run.incident("add", ADDED):
+        run.run(["ops", "add", ADDED, "--yes"])
+    run.view.states[ADDED] = SERVES
 
 
-def _reload(stage: Stage) -> None:
-    with stage.incident("reload"):
-        stage.run(["lb", "apply", "--reload"])
-    stage.look()
+def _reload(run: LiveRun) -> None:
+    with run.incident("reload"):
+        run.run(["lb", "apply", "--reload"])
+    run.look()
 
 
-def _leave(stage: Stage) -> None:
+def _leave(run: LiveRun) -> None:
     """Have publishers leave, and the live job read what they left: a stream is removed with its broker."""
-    stage.view.states[REMOVED] = "leaves"
-    stage.run(["consumer_lists", "drain", stage.view.addresses[REMOVED]])
-    stage.run(["consumer_lists", "push"])
-    stage.look()
-    page.read_to_the_end(stage, REMOVED)
+    run.view.states[REMOVED] = "leaves"
+    run.run(["consumer_lists", "drain", run.view.addresses[REMOVED]])
+    run.run(["consumer_lists", "push"])
+    run.look()
+    page.read_to_the_end(run, REMOVED)
 
 
-def _remove(stage: Stage) -> None:
-    with stage.incident("remove", REMOVED):
-        stage.run(["ops", "remove", REMOVED, "--yes"])
+def _remove(run: LiveRun) -> None:
+    with run.incident("remove", REMOVED):
+        run.run(["ops", "remove", REMOVED, "--yes"])
     try:
-        if stage.cluster.process_of(REMOVED) is not None:
+        if run.cluster.process_of(REMOVED) is not None:
             raise BenchError(f"{REMOVED} still runs after its removal")
     except LocalFault:
         pass  # the cluster no longer has it
-    stage.view.states[REMOVED] = "removed"
+    run.view.states[REMOVED] = "removed"
 
 
-def _kill(stage: Stage) -> None:
-    stage.view.states[KILLED] = "killed"
-    with stage.incident("kill", KILLED):
-        stage.cluster.kill(KILLED)
-    page.photograph(stage)
-    stage.look(DOWN_S)
+def _kill(run: LiveRun) -> None:
+    run.view.states[KILLED] = "killed"
+    with run.incident("kill", KILLED):
+        run.cluster.kill(KILLED)
+    page.photograph(run)
+    run.look(DOWN_S)
 
 
-def _back(stage: Stage) -> None:
-    stage.view.states[KILLED] = "boots"
-    with stage.incident("start", KILLED):
-        stage.run(["ops", "local", "start", KILLED])
-        stage.note(f"waiting until {KILLED} may take publishes")
-        health = f"http://{stage.cluster.node(KILLED).agent}/health"
-        stage.wait(lambda: _is_ready(health), f"{KILLED} is ready")
-    stage.view.states[KILLED] = SERVES
+def _back(run: LiveRun) -> None:
+    run.view.states[KILLED] = "boots"
+    with run.incident("start", KILLED):
+        run.run(["ops", "local", "start", KILLED])
+        run.note(f"waiting until {KILLED} may take publishes")
+        health = f"http://{run.cluster.node(KILLED).agent}/health"
+        run.wait(lambda: _is_ready(health), f"{KILLED} is ready")
+    run.view.states[KILLED] = SERVES
 
 
 def _is_ready(health: str) -> bool:
@@ -146,48 +146,46 @@ def _is_ready(health: str) -> bool:
         return False
 
 
-def _wait_used(stage: Stage, name: str, looks_s: float | None = None) -> None:
+def _wait_used(run: LiveRun, name: str, looks_s: float | None = None) -> None:
     """Wait until this broker confirms another publish, and delivers another message to every subscription."""
-    before = stage.used(name)
+    before = run.used(name)
     what = f"publishes to {name} and deliveries from it"
-    stage.note(f"waiting for {what}")
-    stage.wait(
-        lambda: all(now > had for now, had in zip(stage.used(name), before, strict=True)), what
-    )
-    stage.look(looks_s)
+    run.note(f"waiting for {what}")
+    run.wait(lambda: all(now > had for now, had in zip(run.used(name), before, strict=True)), what)
+    run.look(looks_s)
 
 
-def _rest(stage: Stage) -> None:
+def _rest(run: LiveRun) -> None:
     """Wait for every outcome and every delivery, and end all clients."""
-    stage.workers.wait_published()
-    stage.workers.wait_delivered(lambda left: _to_come(stage, left))
-    stage.workers.end_consumers()
-    page.end_live(stage)
+    run.workers.wait_published()
+    run.workers.wait_delivered(lambda left: _to_come(run, left))
+    run.workers.end_consumers()
+    page.end_live(run)
 
 
-def _to_come(stage: Stage, left: int) -> None:
-    stage.view.note = f"{plural(left, 'delivery')} to come" if left else ""
+def _to_come(run: LiveRun, left: int) -> None:
+    run.view.note = f"{plural(left, 'delivery')} to come" if left else ""
 
 
-def _judged(stage: Stage, manifest: Manifest) -> tuple[Audit, list[str]]:
-    out = stage.folder / REPORT
-    argv = ["spark", "report", "--events", str(stage.folder), "--out", str(out)]
-    spark = stage.start("spark", argv)
-    stage.cluster.down()
-    result = audit(manifest, read_events(stage.folder, manifest))
-    replace_file(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
-    stage.wait(lambda: spark.exit_code is not None, "the Spark report", silent=spark)
+def _judged(run: LiveRun, manifest: Manifest) -> tuple[Audit, list[str]]:
+    out = run.folder / REPORT
+    argv = ["spark", "report", "--events", str(run.folder), "--out", str(out)]
+    spark = run.start("spark", argv)
+    run.cluster.down()
+    result = audit(manifest, read_events(run.folder, manifest))
+    replace_file(run.folder / "audit.json", json.dumps(result.as_json(), indent=1))
+    run.wait(lambda: spark.exit_code is not None, "the Spark report", silent=spark)
     # It ends with FOUND when its audit does not hold; ours fails then as well.
     if spark.exit_code not in (Exit.DONE, Exit.FOUND) or not (out / "audit.json").exists():
         raise BenchError(f"the Spark report failed: {spark.last_line()} ({spark.log})")
     return result, disagreements(result, read_report(out))
 
 
-def places(stage: Stage) -> dict[str, Path]:
+def places(run: LiveRun) -> dict[str, Path]:
     """Return what the run has left for a person: description -> file or folder."""
-    found = {"report": stage.folder / REPORT / "report.html", "events": stage.folder}
-    if (live := stage.folder / page.LIVE / "live.html").exists():
-        found[f"the live job's page, {plural(page.messages_read(stage).total(), 'message')}"] = live
-    if picture := page.into_report(stage, stage.folder / REPORT):
+    found = {"report": run.folder / REPORT / "report.html", "events": run.folder}
+    if (live := run.folder / page.LIVE / "live.html").exists():
+        found[f"the live job's page, {plural(page.messages_read(run).total(), 'message')}"] = live
+    if picture := page.into_report(run, run.folder / REPORT):
         found["the monitor's page, with a broker killed"] = picture
     return found

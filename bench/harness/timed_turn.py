@@ -30,7 +30,7 @@ from bench.load.profile import Load, Messages, Profile, System, Time
 from bench.load.schedule import Closed
 from bench.load.systems import SYSTEMS
 
-COMMAND = (sys.executable, "-c", "from bench.harness.turn import main; main()")
+COMMAND = (sys.executable, "-c", "from bench.harness.timed_turn import main; main()")
 # A turn that takes longer is ended with an error.
 TURN_WITHIN_S = 600.0
 CLOSE_S, TAKE_WAIT_S, POLL_S = 60.0, 0.1, 0.001

@@ -1,4 +1,4 @@
-"""The made run: the tables of a lake, of any size, with faults whose ids are known.
+"""The generated run: the tables of a lake, of any size, with faults whose ids are known.
 
 It is generated, not measured, and written as Parquet, column by column: ten million rows take seconds. It has
 one topic with one subscription. Every publisher's messages arrive in order, except for planted faults. The

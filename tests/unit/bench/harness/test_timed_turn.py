@@ -9,13 +9,13 @@ from functools import partial
 
 import pytest
 
-from bench.clients import ways
+from bench.clients import messagebus_calls
 from bench.errors import BenchError
-from bench.harness import turn as module
+from bench.harness import timed_turn as module
 from bench.harness.interface import Delivered, End
 from bench.harness.loop import Alarm, best_loop, event_loop
 from bench.harness.outcomes import CONFIRMED, OTHERWISE
-from bench.harness.turn import Task, Turn, body, main, slices, timed, to_json, turn, within
+from bench.harness.timed_turn import Task, Turn, body, main, slices, timed, to_json, turn, within
 from bench.load.profile import Profile
 from bench.load.schedule import Closed
 from tests.support.bench_task import bench_task
@@ -176,7 +176,7 @@ def test_a_process_takes_its_turn_in_the_clients_own_way(
         return Turn(messages=task.messages, took_s=1, cpu_s=1)
 
     argv = partial(monkeypatch.setattr, sys, "argv")
-    monkeypatch.setattr(ways, "turn", own)
+    monkeypatch.setattr(messagebus_calls, "turn", own)
     argv(["turn", to_json(bench_task(messages=7))])
     main()
     assert Turn(**json.loads(capsys.readouterr().out)).messages == 7

@@ -1,4 +1,4 @@
-"""The ways to publish and to consume with messagebus, each for a turn at full speed.
+"""The calls to publish and to consume with messagebus, each for a turn at full speed.
 
 All publishes have an outcome of their own, and all deliveries an ack. Every way that receives notes each id.
 """
@@ -21,8 +21,8 @@ from bench.clients.messagebus import (
     publisher_config,
 )
 from bench.errors import BenchError
-from bench.harness import turn as turns
-from bench.harness.turn import Task, Turn, body, slices, timed
+from bench.harness import timed_turn as turns
+from bench.harness.timed_turn import Task, Turn, body, slices, timed
 from messagebus import (
     App,
     AsyncConsumer,
@@ -44,7 +44,7 @@ Content: TypeAlias = bytes | Message
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The message that the way app_typed reads; `bench.harness.turn.body` makes it."""
+    """The message that the way app_typed reads; `bench.harness.timed_turn.body` makes it."""
 
     number: int
     customer: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.errors import BenchError
-from bench.figures.client.gaps import KINDS, S, figures_of, gaps_s
+from bench.figures.client.confirm_gaps import KINDS, S, figures_of, gaps_s
 
 
 def ns(*seconds: float) -> list[int]:
