@@ -130,6 +130,7 @@ def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         (_set("list_file", ""), "list_file: '' is not a path"),
         (_set("balancer.amqp", "10.0.0.1"), "balancer.amqp: no port"),
         (_set("balancer.amqp", "10.0.0.1:99999"), "balancer.amqp: not a port"),
+        (_set("brokers.0.address", "amqps://u:pw@mb1/v"), r"address: write mb1:5671, not a URL"),
         (_set("balancer.probe_user", "pro be"), "balancer.probe_user"),
         (_set("balancer.sessions_max", True), "balancer.sessions_max"),
         (_set("balancer.timers", {"chek_s": 1}), "balancer.timers.chek_s: .*mean 'check_s'"),

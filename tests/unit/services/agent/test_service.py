@@ -98,6 +98,14 @@ def test_bad_values_are_refused_by_name(key: str, value: Any) -> None:
         AgentConfig.from_mapping(GOOD | {key: value})
 
 
+def test_a_url_as_the_broker_is_refused_with_what_to_write() -> None:
+    with pytest.raises(ConfigError) as fault:
+        AgentConfig.from_mapping(GOOD | {"broker": "amqps://admin:hunter2@mb1/"})
+    assert str(fault.value) == (
+        "broker: write mb1:5671, not a URL: login, vhost and TLS have settings of their own"
+    )
+
+
 def test_files_are_relative_to_the_settings(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     path.write_text("".join(f'{key} = "{value}"\n' for key, value in GOOD.items()))
