@@ -132,12 +132,12 @@ class Audit:
     @property
     def faults(self) -> list[str]:
         """The reasons why the audit does not hold; empty when it holds."""
-        return [_told(name, n) for name, n in self.counts.items() if name not in self.allowed]
+        return [_described(name, n) for name, n in self.counts.items() if name not in self.allowed]
 
     @property
     def put_up_with(self) -> list[str]:
         """The faults that were found and are allowed."""
-        return [_told(name, n) for name, n in self.counts.items() if name in self.allowed]
+        return [_described(name, n) for name, n in self.counts.items() if name in self.allowed]
 
     @property
     def holds(self) -> bool:
@@ -147,7 +147,7 @@ class Audit:
         return {**asdict(self), "holds": self.holds, "faults": self.faults, "counts": self.counts}
 
 
-def _told(name: str, count: int) -> str:
+def _described(name: str, count: int) -> str:
     return FAULTS[name] if name in ("incomplete", "nothing") else f"{count:,} {FAULTS[name]}"
 
 

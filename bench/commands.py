@@ -30,7 +30,7 @@ from bench.analysis.compare import (
     read_arm,
     refuse_unlike,
     refuse_unlike_machines,
-    told,
+    table_of,
 )
 from bench.analysis.compare import compare as compare_results
 from bench.analysis.foreign_load import conduct_outside, read_outside, write_outside
@@ -44,7 +44,7 @@ from bench.figures.figure import Figure
 from bench.figures.results import check_keeping, keep
 from bench.harness.coordinator import conduct
 from bench.harness.interface import Running, durability, started
-from bench.harness.workers import made, made_empty
+from bench.harness.workers import made, make_empty_folder
 from bench.load.profile import Profile, places
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
@@ -69,18 +69,18 @@ class Workload:
     """A named set of runs.
 
     steps: makes steps from profiles, repetitions, and the part of the work that is done (10: a tenth).
-    told: makes the summary of results. figures: makes figures of these and of the command that repeats them.
+    summary: makes it of results. figures: makes figures of these and of the command that repeats them.
     """
 
     steps: Callable[[Load, int, int], Sequence[Step]]
-    told: Callable[[ResultOfStep], Summary]
+    summary: Callable[[ResultOfStep], Summary]
     figures: Callable[[ResultOfStep, str], Iterable[Figure]]
 
 
 def _seed(name: str) -> Workload:
     return Workload(
         lambda load, *how: predecessor.steps(load(name), *how),
-        partial(predecessor.told, name),
+        partial(predecessor.summary, name),
         partial(predecessor.figures, name),
     )
 
@@ -88,7 +88,9 @@ def _seed(name: str) -> Workload:
 def _in_table(
     table: tables.Table, steps: Callable[..., Sequence[Step]], *profiles: str
 ) -> Workload:
-    return Workload(lambda load, *how: steps(*map(load, profiles), *how), table.told, table.figures)
+    return Workload(
+        lambda load, *how: steps(*map(load, profiles), *how), table.summary, table.figures
+    )
 
 
 WORKLOADS: Mapping[str, Workload] = {
@@ -96,7 +98,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "seed-s2": _seed("seed-s2"),
     "latency-matrix": Workload(
         lambda load, *how: tables.matrix_steps(map(load, tables.MATRIX_PROFILES), *how),
-        tables.MATRIX.told,
+        tables.MATRIX.summary,
         tables.MATRIX.figures,
     ),
     "fan-in": _in_table(tables.FAN_IN, tables.fan_in_steps, "fan-in"),
@@ -166,7 +168,7 @@ def run(
         if live and wanted.system.name != "messagebus":
             raise InputInvalid("--live: on messagebus alone")
         numbers = [f"{number + 1:02}" for number in range(repeat)] if repeat > 1 else [""]
-        folders = [made_empty(place / each) for each in numbers]
+        folders = [make_empty_folder(place / each) for each in numbers]
         with (
             started(wanted, network, click.echo) as running,
             shown_live(wanted, place, running) if live else nullcontext(),
@@ -187,7 +189,7 @@ def work_through(
     before = load_average()
     is_new = not had(steps, place)
     results = carry_out(steps, place, network, reported, click.echo)
-    summarize(name, workload.told(results), place, list(results))
+    summarize(name, workload.summary(results), place, list(results))
     if publish:
         command = f"python -m bench run {name}"
         command += f" --repeat {repeat}" if repeat > 1 else ""
@@ -206,11 +208,11 @@ def work_through(
     return list(results.values())
 
 
-def summarize(title: str, told_of: Summary, place: Path, runs: Sequence[str]) -> None:
+def summarize(title: str, summary: Summary, place: Path, runs: Sequence[str]) -> None:
     """Print the summary of several runs, and write it beside their folders."""
-    (place / "summary.txt").write_text("\n".join(told_of.lines()) + "\n")
-    replace_file(place / "summary.html", page(title, told_of, place, runs))
-    click.echo("\n".join(["", *told_of.lines(columns_here()), "", str(place / "summary.html")]))
+    (place / "summary.txt").write_text("\n".join(summary.lines()) + "\n")
+    replace_file(place / "summary.html", page(title, summary, place, runs))
+    click.echo("\n".join(["", *summary.lines(columns_here()), "", str(place / "summary.html")]))
 
 
 def with_system(profile: Profile, name: str | None) -> Profile:
@@ -301,7 +303,7 @@ def compare(
         a, b = ([found[name] for name in sorted(found) if name.startswith(arm)] for arm in "ab")
     refuse_unlike_machines(a, b)
     compared = compare_results(a, b)
-    for line in (about_arm(first, a), about_arm(second, b), *told(compared, names, bound)):
+    for line in (about_arm(first, a), about_arm(second, b), *table_of(compared, names, bound)):
         click.echo(line)
     if from_folders and not are_by_turns(a, b):
         click.echo("not measured by turns: what was different meanwhile is in the ratios too")
@@ -374,9 +376,9 @@ def knee(profile: str, p99_max_s: float, top: float, folder: Path | None, networ
         runs.append(name)
         tries.append((f"{rate:,.0f}/s", f"fails: {fault}" if fault else "holds"))
         click.echo(" ".join(tries[-1]))
-    answer = search.told(1_000 * p99_max_s)
-    told_of = Summary(title=answer, head=("rate", "how it went"), rows=tries, left=2)
-    summarize(f"knee {profile}", told_of, place, runs)
+    answer = search.answer(1_000 * p99_max_s)
+    summary = Summary(title=answer, head=("rate", "how it went"), rows=tries, left=2)
+    summarize(f"knee {profile}", summary, place, runs)
     if not search.held:
         raise DoesNotHold(answer)
 

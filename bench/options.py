@@ -18,8 +18,8 @@ network = click.option(
 )
 
 
-def folder(said: str) -> Option:
-    return click.option("--dir", "folder", type=click.Path(path_type=Path), help=said)
+def folder(help_text: str) -> Option:
+    return click.option("--dir", "folder", type=click.Path(path_type=Path), help=help_text)
 
 
 def number(

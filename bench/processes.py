@@ -237,7 +237,7 @@ class Children:
             code = child.exit_code
             if code is None or (may_end and code == 0):
                 continue
-            raise BenchError(f"{name} ended by itself ({_how(code)}): {_said(child)}")
+            raise BenchError(f"{name} ended by itself ({_how(code)}): {_last_line(child)}")
 
     def running(self, names: Iterable[str] | None = None) -> list[str]:
         """Return the names of those that still run, among these or among all."""
@@ -275,5 +275,5 @@ def _how(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _said(child: Child) -> str:
+def _last_line(child: Child) -> str:
     return child.last_line() or f"it said nothing ({child.log})"

@@ -24,7 +24,7 @@ from inventory.errors import CommandFailed
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, load
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.commands.exits import Exit, Program
-from messagebus.commands.options import NumberRange, option_anywhere, said
+from messagebus.commands.options import NumberRange, option_anywhere, option_value
 from messagebus.errors import ListInvalid
 from messagebus.terminal import plural, say
 
@@ -65,8 +65,8 @@ def _on_a_list(command: Callable[Concatenate[Source, P], R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def given(*args: P.args, **kwargs: P.kwargs) -> R:
-        inventory = said("inventory") or Path(os.environ.get(ENV_PATH) or DEFAULT_PATH)
-        return command(Source(inventory=inventory, file=said("file")), *args, **kwargs)
+        inventory = option_value("inventory") or Path(os.environ.get(ENV_PATH) or DEFAULT_PATH)
+        return command(Source(inventory=inventory, file=option_value("file")), *args, **kwargs)
 
     return given
 

@@ -21,7 +21,7 @@ from messagebus.tls import TlsFiles
 
 ANSWER_WITHIN_S = 3.0
 """Timeout of one request to one agent."""
-ASKED_AT_ONCE = 32
+PARALLEL = 32
 REASON_CHARS_MAX = 200
 """Characters of an error that are told."""
 
@@ -139,7 +139,7 @@ def _newest(words: Sequence[Client]) -> Client:
 
 def ask_all(nodes: Sequence[Node], ask: Callable[[Node], T]) -> list[T]:
     """Call `ask` for every node, ASKED_AT_ONCE at a time. Returns the answers in the order of the nodes."""
-    with ThreadPoolExecutor(max_workers=ASKED_AT_ONCE, thread_name_prefix="node") as pool:
+    with ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="node") as pool:
         return list(pool.map(ask, nodes))
 
 

@@ -22,7 +22,7 @@ from lb.fleet import Fleet, apply_absent, apply_all, check_all
 from lb.hosts import Machine
 from lb.render import gate_check_steps, render
 from messagebus.commands.exits import Exit, Program
-from messagebus.commands.options import NumberRange, option_anywhere, said
+from messagebus.commands.options import NumberRange, option_anywhere, option_value
 from messagebus.errors import ConfigError
 from messagebus.files import write_whole
 from messagebus.terminal import plural, say
@@ -41,7 +41,7 @@ def cli() -> None:
 
 
 def _inventory() -> Inventory:
-    return load(said("inventory") or os.environ.get(ENV_PATH) or DEFAULT_PATH)
+    return load(option_value("inventory") or os.environ.get(ENV_PATH) or DEFAULT_PATH)
 
 
 _without = click.option(
@@ -219,7 +219,7 @@ def status_command(as_json: bool) -> int:
 _within = click.option(
     "--within-s",
     "within_s",
-    default=agents.SEEN_WITHIN_S,
+    default=agents.STATE_WITHIN_S,
     show_default=True,
     help="Seconds to wait.",
     type=NumberRange(min=0),

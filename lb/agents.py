@@ -17,7 +17,7 @@ from lb.fleet import Fleet, local
 from lb.runtime import ServerState
 from messagebus.errors import one_line, reason_of
 
-SEEN_WITHIN_S = 60.0
+STATE_WITHIN_S = 60.0
 """Time until HAProxy shows it: half a second for the agent's line, more for checks of a starting broker, and
 for a machine whose processors are all busy."""
 AGENT_WITHIN_S = 10.0
@@ -26,7 +26,7 @@ REASON_CHARS = 200
 
 
 def drain(
-    inventory: Inventory, name: str, *, within_s: float = SEEN_WITHIN_S, fleet: Fleet | None = None
+    inventory: Inventory, name: str, *, within_s: float = STATE_WITHIN_S, fleet: Fleet | None = None
 ) -> Mapping[str, ServerState]:
     """Send no new connections to a broker; its present ones live on.
 
@@ -40,7 +40,7 @@ def drain(
 
 
 def ready(
-    inventory: Inventory, name: str, *, within_s: float = SEEN_WITHIN_S, fleet: Fleet | None = None
+    inventory: Inventory, name: str, *, within_s: float = STATE_WITHIN_S, fleet: Fleet | None = None
 ) -> Mapping[str, ServerState]:
     """Send new connections to a broker again. As `drain`; NotReached names the agent's reason."""
     node = inventory.find(name)

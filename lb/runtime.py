@@ -27,7 +27,7 @@ WEIGHT_MAX = 255
 # HAProxy's word for an agent whose last line it understood; it does not say which line.
 AGENT_ANSWERED = "CHECKED"
 
-SAID = ("says ready", "says drain")
+STATES_BY_AGENT = ("says ready", "says drain")
 Verdict = Literal["up", "down", "drain", "maint"]
 
 
@@ -104,7 +104,7 @@ def maint(socket: Path, name: str, *, on: bool) -> None:
     Its sessions are not cut. Raises LbError when its agent lives: each of its `ready` would undo this.
     """
     known = servers(socket).get(name)
-    if on and known and known.agent in SAID:
+    if on and known and known.agent in STATES_BY_AGENT:
         raise LbError(f"the agent of {name} answers and would undo it: see `lb drain`")
     _server(socket, name, lambda server: server.setstate("maint" if on else "ready"))
 
@@ -142,7 +142,9 @@ def _server_state(row: Mapping[str, str], listed: state.Row) -> ServerState:
         verdict=_verdict(row["status"]),
         drained=drained,
         check=_words(row["check_status"], row["last_chk"]),
-        agent=SAID[drained] if answered else _words(row["agent_status"], row["last_agt"]),
+        agent=STATES_BY_AGENT[drained]
+        if answered
+        else _words(row["agent_status"], row["last_agt"]),
         sessions=int(row["scur"] or 0),
         sessions_total=int(row["stot"] or 0),
         queue=int(row["qcur"] or 0),

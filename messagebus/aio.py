@@ -269,7 +269,7 @@ class AsyncPublisher:
         payloads = checked_payloads(payloads)
         if self._hooks is not None:
             with self._hooks.publishing_many(self._outgoing.name_of(destination)):
-                return await self._send_each(destination, payloads, timeout_s, given)
+                return await self._send_one_by_one(destination, payloads, timeout_s, given)
         admission, read = self._admission, self._outgoing.read
         admission.check_running()
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -294,7 +294,7 @@ class AsyncPublisher:
         await finished
         return ends_or_raise(many.results(), failed)
 
-    async def _send_each(
+    async def _send_one_by_one(
         self,
         destination: Destination | str,
         payloads: Iterable[Payload],
@@ -618,7 +618,7 @@ class AsyncConsumer:
         """Return whether a delivery may still be handled; if not, nobody will answer it."""
         live = delivery._ledger.is_live
         if not live and (self._dedup is not None or self._config.order != "none"):
-            self._started().never_seen(delivery)
+            self._started().never_answered(delivery)
         return live
 
     def _post(self, function: Callable[[], None]) -> None:
@@ -695,7 +695,7 @@ class AsyncConsumer:
         while (job := bridge.receive()) is not None:
             if any(delivery._ledger.is_live for delivery in deliveries_of(job)):
                 return job
-            bridge.never_seen(job, self._started().never_seen)
+            bridge.never_answered(job, self._started().never_answered)
         return None
 
     def ack(self, delivery: Delivery) -> bool:

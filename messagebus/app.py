@@ -131,7 +131,7 @@ class _Life:
     runs: dict[str, asyncio.Task[int]] = field(default_factory=dict)
     ended: dict[str, BaseException] = field(default_factory=dict)
     """Subscription or queue -> the error of its runner that ended although nobody stopped it."""
-    stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     ending: asyncio.Future[int] | None = None
 
 
@@ -299,7 +299,11 @@ class App:
         Their messages wait until the app is started again. Any thread may read it.
         """
         life = self._life
-        return {} if life is None else {name: _told(error) for name, error in life.ended.items()}
+        return (
+            {}
+            if life is None
+            else {name: _without_secrets(error) for name, error in life.ended.items()}
+        )
 
     async def start(
         self,
@@ -321,8 +325,8 @@ class App:
         life = self._new_life(grace_s)
         with self._asking:
             self._last = life
-            if self._was_asked_early():
-                life.stop_asked.set()
+            if self._takes_early_stop():
+                life.stop_requested.set()
         try:
             await life.publisher.start(require=require and "one", timeout_s=timeout_s)
             if life.relay is not None:
@@ -362,7 +366,7 @@ class App:
         return await asyncio.shield(life.ending)
 
     async def _end(self, life: _Life, wait_s: float) -> int:
-        life.stop_asked.set()
+        life.stop_requested.set()
         try:
             counts = await _all(consumer.stop(wait_s) for consumer in life.consumers.values())
             self._unanswered = dict(zip(life.consumers, counts, strict=True))
@@ -401,15 +405,15 @@ class App:
         """
         if not self._subscribers and not self._relay:
             raise ConfigError("the app has no subscriber: nothing to run")
-        if self._was_asked_early():
+        if self._takes_early_stop():
             return 0
         # Also while it starts: it may handle messages by then.
         with _signals.heard(self.request_stop):
             await self.start(require=require, timeout_s=timeout_s, grace_s=grace_s)
             life = self._running()
-            if self._was_asked_early():
-                life.stop_asked.set()
-            asked = asyncio.create_task(life.stop_asked.wait())
+            if self._takes_early_stop():
+                life.stop_requested.set()
+            asked = asyncio.create_task(life.stop_requested.wait())
             try:
                 await asyncio.wait(
                     [asked, *life.runs.values()], return_when=asyncio.FIRST_COMPLETED
@@ -418,14 +422,16 @@ class App:
                 asked.cancel()
                 left = await self.stop()
         for name, error in life.ended.items():
-            raise Stopped(f"handling of {name} ended by itself: {_told(error)}") from error
+            raise Stopped(
+                f"handling of {name} ended by itself: {_without_secrets(error)}"
+            ) from error
         return left
 
     def run_blocking(self, *, require: str | None = None, grace_s: float = GRACE_S) -> int:
         """Call `run` on a new event loop and wait for its end."""
         return asyncio.run(self.run(require=require, grace_s=grace_s))
 
-    def _was_asked_early(self) -> bool:
+    def _takes_early_stop(self) -> bool:
         """Return whether a stop was requested before the first start, and forget the request."""
         early, self._stop_early = self._stop_early, False
         return early
@@ -438,7 +444,7 @@ class App:
                 self._stop_early = self._status is Status.INITIALIZED
                 return
         with suppress(RuntimeError):  # its loop has ended meanwhile
-            life.loop.call_soon_threadsafe(life.stop_asked.set)
+            life.loop.call_soon_threadsafe(life.stop_requested.set)
 
     # Publishing.
     @property
@@ -713,10 +719,15 @@ def _on_end(life: _Life, name: str, task: asyncio.Task[int]) -> None:
         return
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
     life.ended[name] = error or Stopped("it returned")
-    log.error("handling ended source=%s error=%r", name, _told(life.ended[name]), exc_info=error)
+    log.error(
+        "handling ended source=%s error=%r",
+        name,
+        _without_secrets(life.ended[name]),
+        exc_info=error,
+    )
 
 
-def _told(error: BaseException) -> str:
+def _without_secrets(error: BaseException) -> str:
     """Return an error's class; the text too only of `Stopped`, since others may hold passwords."""
     return (
         f"{type(error).__name__}: {error}" if isinstance(error, Stopped) else type(error).__name__

@@ -271,14 +271,14 @@ def check_numbers(value: Any, inexact: Set[Decimal] = frozenset()) -> None:
 _NO_NUMBERS = frozenset({str, int, bool, type(None), datetime, date, UUID, bytes})
 
 
-def numbers_in(value: Any, found: list[Any]) -> list[Any]:
-    """Add all numbers with a fraction within value, at any depth, to found."""
+def numbers_in(value: Any, numbers: list[Any]) -> list[Any]:
+    """Add all numbers with a fraction within value, at any depth, to numbers."""
     kind = type(value)
     if kind in _NO_NUMBERS:
-        return found
+        return numbers
     if kind is float or kind is Decimal:
-        found.append(value)
-        return found
+        numbers.append(value)
+        return numbers
     parts: Iterable[Any] = ()
     if isinstance(value, dict):
         parts = value.values()
@@ -290,5 +290,5 @@ def numbers_in(value: Any, found: list[Any]) -> list[Any]:
         computed = [getattr(value, name) for name in kind.__pydantic_computed_fields__]
         parts = [*vars(value).values(), *(value.__pydantic_extra__ or {}).values(), *computed]
     for each in parts:
-        numbers_in(each, found)
-    return found
+        numbers_in(each, numbers)
+    return numbers

@@ -568,7 +568,7 @@ class Consumer:
             if answer == "ack":
                 self._driver.ack(delivery)
             elif answer == "unseen":
-                self._driver.never_seen(delivery)
+                self._driver.never_answered(delivery)
             elif isinstance(answer, str):
                 self._driver.nack(delivery, requeue=answer == "requeue")
             else:
@@ -624,7 +624,7 @@ class _Arrivals:
         self.arrived = threading.Condition()
         self.ready: deque[Delivery] = deque()
         # Its `put` may interrupt a `get` of the same thread; an Event's `set` may not interrupt its `wait`.
-        self._stop_asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._stop_requested: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ending, self._left, self.grace_s = OneStop(), 0, DRAIN_S
         self.ends = Ends()
 
@@ -636,7 +636,7 @@ class _Arrivals:
     def request_stop(self) -> None:
         """Hand out no more. Never waits for the loop."""
         self.status, self.paused = Status.STOPPED, True
-        self._stop_asked.put(None)
+        self._stop_requested.put(None)
         if self.thread is not None:
             self.thread.try_call_soon(self._wake_all)
 
@@ -649,9 +649,9 @@ class _Arrivals:
         asked = False
         while not asked:
             with contextlib.suppress(queue.Empty):
-                self._stop_asked.get(timeout=SIGNALS_S)
+                self._stop_requested.get(timeout=SIGNALS_S)
                 asked = True
-        self._stop_asked.put(None)  # for another `run`
+        self._stop_requested.put(None)  # for another `run`
 
     def stop(self, timeout_s: float | None) -> int:
         """Begin the stop, if nobody has, and wait for its end. Returns how many were left."""

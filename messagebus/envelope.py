@@ -105,9 +105,9 @@ def delivered(delivery: Delivery) -> dict[str, Any]:
     )
 
 
-def write_envelope(told: Mapping[str, Any]) -> bytes:
+def write_envelope(envelope: Mapping[str, Any]) -> bytes:
     """Return the line, without its end; everything in it that does not print is escaped."""
-    line = _encode(told)
+    line = _encode(envelope)
     # In ASCII JSON lets DEL through alone; isprintable() would look at each character, for 3 us at 1 KB.
     is_plain = line.isascii() and "\x7f" not in line
     if not is_plain and not line.isprintable():
@@ -144,11 +144,11 @@ def read_envelope(line: bytes) -> Enveloped:
     return Enveloped(message, destination, _seconds(told, "delay_s"))
 
 
-def _body(told: Mapping[str, Any]) -> bytes:
-    if ("body" in told) == ("body_base64" in told):
+def _body(envelope: Mapping[str, Any]) -> bytes:
+    if ("body" in envelope) == ("body_base64" in envelope):
         raise MessageInvalid("body or body_base64: one of them wanted")
-    name = "body" if "body" in told else "body_base64"
-    text = told[name]
+    name = "body" if "body" in envelope else "body_base64"
+    text = envelope[name]
     try:
         if isinstance(text, str):
             return text.encode() if name == "body" else base64.b64decode(text, validate=True)
@@ -157,8 +157,8 @@ def _body(told: Mapping[str, Any]) -> bytes:
     raise MessageInvalid(f"{name}: a text wanted, not {type(text).__name__}")
 
 
-def _seconds(told: Mapping[str, Any], name: str) -> float | None:
-    value = told.get(name)
+def _seconds(envelope: Mapping[str, Any], name: str) -> float | None:
+    value = envelope.get(name)
     if value is None:
         return None
     try:
@@ -234,29 +234,31 @@ class Layout:
             raise ValueError("a brace that is no place, such as {body:.80} or {header[shop]}")
         self._text = text
 
-    def line(self, told: Mapping[str, Any]) -> str:
+    def line(self, envelope: Mapping[str, Any]) -> str:
         """Return the line of an envelope, of printing characters."""
 
-        def put(found: re.Match[str]) -> str:
-            value = _look_up(told, found[1], re.findall(r"\[([^\]]*)\]", found[2]))
+        def put(place: re.Match[str]) -> str:
+            value = _look_up(envelope, place[1], re.findall(r"\[([^\]]*)\]", place[2]))
             text = value if isinstance(value, str) else "" if value is None else _encode(value)
-            return text[: int(found[3])] if found[3] else text
+            return text[: int(place[3])] if place[3] else text
 
         return printable(_PLACE.sub(put, self._text))
 
 
-def _look_up(told: Mapping[str, Any], name: str, path: list[str]) -> Any:
+def _look_up(envelope: Mapping[str, Any], name: str, path: list[str]) -> Any:
     if name == _TIME:
         with contextlib.suppress(OverflowError, ValueError, OSError):  # beyond the calendar
-            return datetime.fromtimestamp(told["time_ms"] / MS_PER_S).isoformat(" ", "milliseconds")
+            return datetime.fromtimestamp(envelope["time_ms"] / MS_PER_S).isoformat(
+                " ", "milliseconds"
+            )
     if name == _JSON:
         try:
-            value: Any = decode_json(told.get("body", "").encode())
+            value: Any = decode_json(envelope.get("body", "").encode())
         except WrongPayload:
             return None
     else:
-        received = told.get("received") or {}
-        value = told.get("headers" if name == _HEADER else name, received.get(name))
+        received = envelope.get("received") or {}
+        value = envelope.get("headers" if name == _HEADER else name, received.get(name))
     for step in path:
         if isinstance(value, dict):
             value = value.get(step)

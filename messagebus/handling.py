@@ -211,7 +211,7 @@ def judge(policy: RetryPolicy, error: BaseException) -> tuple[End, int | None]:
     """Return how the run that raised this error ended, and the delay in ms that its handler asked for."""
     match error:
         case RetryLater():
-            return End.LATER, _asked_ms(error)
+            return End.LATER, _requested_ms(error)
         case Park():
             return End.PARK, None
         case Reject():
@@ -230,7 +230,7 @@ def judge(policy: RetryPolicy, error: BaseException) -> tuple[End, int | None]:
             return End.FAILED_FOR_GOOD, None
 
 
-def _asked_ms(error: RetryLater) -> int | None:
+def _requested_ms(error: RetryLater) -> int | None:
     """Return the delay in ms that the handler asked for; None for the policy's delay.
 
     It is also None for a subclass that never called `RetryLater.__init__`, or whose after_s is not valid.

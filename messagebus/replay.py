@@ -79,15 +79,15 @@ class _Reading:
         made.begin()
         return made
 
-    def add(self, found: list[Replayed]) -> None:
+    def add(self, arrived: list[Replayed]) -> None:
         """Take what has arrived. Messages passed over in front of the next one were read, too."""
-        for each in found if self.key is not None else ():
+        for each in arrived if self.key is not None else ():
             if each.key == self.key:
                 self.ready.append(each)
             elif not self.ready:
                 self.last[each.broker] = each
         if self.key is None:
-            self.ready += found
+            self.ready += arrived
 
     def take(self) -> Replayed:
         found = self.ready.popleft()

@@ -42,12 +42,12 @@ class Bar:
 
     name: str
     parts: tuple[Part, ...]
-    told: str
+    text: str
 
     @classmethod
-    def of(cls, name: str, value: float, told: str, look: int = 0) -> Bar:
+    def of(cls, name: str, value: float, text: str, look: int = 0) -> Bar:
         """Make a bar of one part."""
-        return cls(name, (Part("", value, look),), told)
+        return cls(name, (Part("", value, look),), text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ from spark.measures.faults import (
     DoesNotAddUp,
     allowed,
     bad_faults,
+    notes_of,
     of_publishes,
-    said,
     standing,
 )
 from spark.measures.run import Run
@@ -173,7 +173,7 @@ def carry_out(
             run = run_of(session, lake, found, day)
             answer = measure(run)
             faults = [*of_publishes(run), *bad_faults(found, bad_max)]
-        notes = said(found)
+        notes = notes_of(found)
         return write(name, answer, out, faults, allow=allow, notes=notes, json_name=json_name)
 
     return in_one_line(name, work)
@@ -189,13 +189,15 @@ def check_day(day: str) -> None:
         raise click.UsageError(f"{day!r}: a day such as 2026-11-21")
 
 
-def run_of(session: SparkSession, lake: Lake, found: Ingested, day: str | None) -> Run:
+def run_of(session: SparkSession, lake: Lake, ingested: Ingested, day: str | None) -> Run:
     """Return a run, or a day of it. Raises RunInvalid for a day without rows."""
-    days = lake.days(found.manifest.run_id, tuple(EVENTS))
+    days = lake.days(ingested.manifest.run_id, tuple(EVENTS))
     if day is not None and day not in days:
         known = ", ".join(days) or "none"
-        raise RunInvalid(f"{found.manifest.run_id} has nothing on {day}; days with rows: {known}")
-    return Run(session, lake, found, day)
+        raise RunInvalid(
+            f"{ingested.manifest.run_id} has nothing on {day}; days with rows: {known}"
+        )
+    return Run(session, lake, ingested, day)
 
 
 def write(
@@ -224,7 +226,7 @@ def write(
     )
     out.mkdir(parents=True, exist_ok=True)
     found = {
-        **answer.found,
+        **answer.measured,
         "holds": not page.faults,
         "faults": list(page.faults),
         **({"is_broken": is_broken} if answer.broken else {}),

@@ -78,11 +78,11 @@ def _input(run: Run) -> str:
     return f"{text}."
 
 
-def bad_lines(found: Ingested) -> list[dict[str, Any]]:
+def bad_lines(ingested: Ingested) -> list[dict[str, Any]]:
     """Return file, why, for example, lines: the bad lines of each file by their reasons."""
     return [
         {"file": source, "why": why, "for example": file["examples"][why], "lines": lines}
-        for source, file in sorted(found.files.items())
+        for source, file in sorted(ingested.files.items())
         for why, lines in sorted(file["bad"].items())
     ]
 
@@ -157,7 +157,7 @@ def short_names(brokers: Sequence[str]) -> dict[str, str]:
 
 
 def series_by(
-    found: Mapping[tuple[str, int], float],
+    values: Mapping[tuple[str, int], float],
     *,
     width: int = 0,
     missing: float = 0.0,
@@ -165,11 +165,11 @@ def series_by(
 ) -> list[Series]:
     """Return one series for each name, at most one per colour: the largest, and the others as one.
 
-    found: (name, x) -> y. width: width of windows, where a window without a value means `missing`; 0 where
+    values: (name, x) -> y. width: width of windows, where a window without a value means `missing`; 0 where
     it means nothing. together: joins several values of the others to one.
     """
     points: dict[str, dict[int, float]] = {}
-    for (name, at), value in found.items():
+    for (name, at), value in values.items():
         points.setdefault(name, {})[at] = value
     if not points:
         return []

@@ -290,7 +290,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, settings: Settings, columns: pa.Schema = ARROW) -> None:
         self.settings, self.columns = settings, columns
         self._target: dict[str, Position | None] | None = None
-        self._seen: Offsets = {}
+        self._read_behind: Offsets = {}
 
     def initialOffset(self) -> Offsets:
         """Return where a new query begins. Raises NotReady where it is an end that a broker does not tell."""
@@ -327,7 +327,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = {broker: last for broker, last in ends.items() if broker in start}
         for broker, fault in self._gaps(streams, start, known).items():
             found[broker] |= fault
-        self._seen = {broker: entry_behind(last) for broker, last in ends.items() if last}
+        self._read_behind = {broker: entry_behind(last) for broker, last in ends.items() if last}
         waiting = {
             broker: last.offset + 1 - _first_of(found[broker])
             for broker, last in known.items()
@@ -344,7 +344,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(sorted(found.items()))  # Spark compares offsets as text
 
     def reportLatestOffset(self) -> Offsets | None:
-        return dict(sorted(self._seen.items())) or None
+        return dict(sorted(self._read_behind.items())) or None
 
     def _gaps(
         self, streams: Streams, start: Offsets, ends: Mapping[str, Position | None]
@@ -400,12 +400,12 @@ def _plain(entry: Entry) -> Entry:
     return {key: value for key, value in entry.items() if key != "from"}
 
 
-def _is_other(seen: Position, before: Position) -> bool:
+def _is_other(position: Position, before: Position) -> bool:
     """Return whether another message is where one was read. A batch is known by its last message."""
     return (
         bool(before.message_id)
-        and seen.offset == before.offset
-        and (seen.part, seen.message_id) != (before.part, before.message_id)
+        and position.offset == before.offset
+        and (position.part, position.message_id) != (before.part, before.message_id)
     )
 
 
@@ -496,22 +496,22 @@ def _batches(settings: Settings, wanted: Range, columns: pa.Schema) -> Iterator[
         yield _batch(columns, wanted.broker, found)
 
 
-def _batch(columns: pa.Schema, broker: str, found: Sequence[Replayed]) -> pa.RecordBatch:
+def _batch(columns: pa.Schema, broker: str, messages: Sequence[Replayed]) -> pa.RecordBatch:
     # To decode a message takes longer than all the rest.
     is_decoded = "key" in columns.names or "headers" in columns.names
-    named = [None if _is_bare(each) else each.message for each in found] if is_decoded else []
+    named = [None if _is_bare(each) else each.message for each in messages] if is_decoded else []
     make: dict[str, Callable[[], Sequence[Any]]] = {
-        "broker": lambda: [broker] * len(found),
-        "offset": lambda: [each.offset for each in found],
-        "part": lambda: [each.part for each in found],
-        "message_id": lambda: [each.message_id for each in found],
+        "broker": lambda: [broker] * len(messages),
+        "offset": lambda: [each.offset for each in messages],
+        "part": lambda: [each.part for each in messages],
+        "message_id": lambda: [each.message_id for each in messages],
         "key": lambda: ["" if each is None else each.key for each in named],
-        "published_ms": lambda: [each.published_ms for each in found],
-        "content_type": lambda: [each.content_type for each in found],
+        "published_ms": lambda: [each.published_ms for each in messages],
+        "content_type": lambda: [each.content_type for each in messages],
         "headers": lambda: [() if each is None else _headers(each) for each in named],
-        "body": lambda: [each.body for each in found],
-        "bytes": lambda: [len(each.body) for each in found],
-        "gap": lambda: [None] * len(found),
+        "body": lambda: [each.body for each in messages],
+        "bytes": lambda: [len(each.body) for each in messages],
+        "gap": lambda: [None] * len(messages),
     }
     return _arrow(columns, {name: make[name]() for name in columns.names})
 
@@ -536,10 +536,10 @@ def _arrow(columns: pa.Schema, values: Mapping[str, Sequence[Any]]) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
 
-def _headers(each: Message) -> list[tuple[str, str]]:
+def _headers(message: Message) -> list[tuple[str, str]]:
     return [
         (name, value if isinstance(value, str) else json.dumps(value, default=str))
-        for name, value in each.headers.items()
+        for name, value in message.headers.items()
     ]
 
 

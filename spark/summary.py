@@ -32,7 +32,7 @@ PAIRS = ("expected", "delivered", "deliveries", "lost", "pending", "altered")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Measured:
     """The answers of the other jobs about one run, and numbers of the report alone.
 
     broker_gaps: of `gaps.longest`. timeline: of `latency.timeline`, in the windows of the throughput.
@@ -51,26 +51,30 @@ class Found:
     distinct: int
 
 
-def check(found: Found) -> None:
+def check(measured: Measured) -> None:
     """Check that every message has one verdict, and that every good line is counted. Raises DoesNotAddUp."""
-    judged = sum(found.audit.found["verdicts"].values())
-    if judged != found.distinct:
+    judged = sum(measured.audit.measured["verdicts"].values())
+    if judged != measured.distinct:
         raise DoesNotAddUp(
-            f"{plural(judged, 'message')} judged, {found.distinct:,} distinct ids recorded"
+            f"{plural(judged, 'message')} judged, {measured.distinct:,} distinct ids recorded"
         )
-    publishes = sum(row["published"] for row in found.publishers)
-    good = found.run.ingested.total("published", "good")
+    publishes = sum(row["published"] for row in measured.publishers)
+    good = measured.run.ingested.total("published", "good")
     if publishes != good:
         raise DoesNotAddUp(f"{plural(publishes, 'publish')} of {good:,} good lines")
 
 
-def summarize(found: Found) -> dict[str, Any]:
-    run, audited, judged = found.run, found.audit.found, found.imbalance.found["judged"]
+def summarize(measured: Measured) -> dict[str, Any]:
+    run, audited, judged = (
+        measured.run,
+        measured.audit.measured,
+        measured.imbalance.measured["judged"],
+    )
     return {
         "run_id": run.manifest.run_id,
         "is_broken": False,
         "notes": [],
-        "run": _run(found),
+        "run": _run(measured),
         **_counts(audited),
         "verdicts": audited["verdicts"],
         "out_of_order": audited["order"]["out_of_order"],
@@ -81,8 +85,8 @@ def summarize(found: Found) -> dict[str, Any]:
                 audited["subscriptions"], key=lambda row: (row["topic"], row["subscription"])
             )
         ],
-        "brokers": _brokers(found),
-        "publishers": _publishers(found),
+        "brokers": _brokers(measured),
+        "publishers": _publishers(measured),
         "imbalance": {
             "confirmed": judged[OF_BROKERS],
             "confirmed_per_s": judged[OF_RATES],
@@ -92,18 +96,18 @@ def summarize(found: Found) -> dict[str, Any]:
             {
                 **{key: row[key] for key in ("measure", "scope", "name")},
                 "samples": row["total"],
-                "percentiles_ms": [[each, _ms(found, row, each)] for each in CURVE],
+                "percentiles_ms": [[each, _ms(measured, row, each)] for each in CURVE],
             }
             for row in sorted(
-                found.latency.found["percentiles"],
+                measured.latency.measured["percentiles"],
                 key=lambda row: (row["measure"], row["scope"] != WHOLE, row["scope"], row["name"]),
             )
         ],
         "negative_latencies": {
-            measure: row["below"] for measure, row in found.latency.found["clocks"].items()
+            measure: row["below"] for measure, row in measured.latency.measured["clocks"].items()
         },
         "suspects": audited["suspects"][:SUSPECTS_MAX],
-        "timeline": _timelines(found),
+        "timeline": _timelines(measured),
     }
 
 
@@ -128,10 +132,10 @@ def _counts(audited: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run(found: Found) -> dict[str, Any]:
-    run = found.run
-    manifest, timeline = run.manifest, found.throughput.found["timeline"]
-    width_s = found.throughput.found["window_s"]
+def _run(measured: Measured) -> dict[str, Any]:
+    run = measured.run
+    manifest, timeline = run.manifest, measured.throughput.measured["timeline"]
+    width_s = measured.throughput.measured["window_s"]
     return {
         "started_at": datetime.fromtimestamp(manifest.start_ns // SECOND_NS, UTC).isoformat(),
         "duration_s": since_s(run, manifest.end_ns) if manifest.end_ns else None,
@@ -179,17 +183,17 @@ def _lines(ingested: Ingested) -> dict[str, Any]:
     }
 
 
-def _brokers(found: Found) -> Rows:
-    loads = {(row["kind"], row["broker"]): row for row in found.throughput.found["brokers"]}
-    fates = {row["broker"]: row for row in found.audit.found["brokers"]}
+def _brokers(measured: Measured) -> Rows:
+    loads = {(row["kind"], row["broker"]): row for row in measured.throughput.measured["brokers"]}
+    fates = {row["broker"]: row for row in measured.audit.measured["brokers"]}
     longest: dict[str, tuple[int, int]] = {}
-    for row in found.broker_gaps:
+    for row in measured.broker_gaps:
         gap = (row["gap_ns"], row["until_ns"])
         longest[row["broker"]] = max(longest.get(row["broker"], gap), gap)
     repeats: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(REPEATS, 0))
-    for row in found.audit.found["repeats"]:
+    for row in measured.audit.measured["repeats"]:
         repeats[row["broker"]][row["why"]] += row["repeats"]
-    listed = found.run.manifest.brokers
+    listed = measured.run.manifest.brokers
     nothing = {"messages": 0, "bytes": 0, "active_s": 0, "peak_per_s": 0}
 
     def one(broker: str) -> dict[str, Any]:
@@ -202,7 +206,7 @@ def _brokers(found: Found) -> Rows:
             "confirmed_bytes": confirmed["bytes"],
             "active_s": confirmed["active_s"],
             "confirmed_per_s": confirmed["messages"] / max(1, confirmed["active_s"]),
-            "mean_per_s": confirmed["messages"] / found.run.span_s,
+            "mean_per_s": confirmed["messages"] / measured.run.span_s,
             "peak_per_s": confirmed["peak_per_s"],
             "deliveries": loads.get((DELIVERED, broker), nothing)["messages"],
             "lost": fates[broker]["lost"] if broker in fates else 0,
@@ -210,15 +214,15 @@ def _brokers(found: Found) -> Rows:
             "longest_gap_ms": None if gap_ns is None else gap_ns / MILLISECOND_NS,
             "longest_gap_at_s": None
             if gap_ns is None or until_ns is None
-            else since_s(found.run, until_ns - gap_ns),
+            else since_s(measured.run, until_ns - gap_ns),
         }
 
     return [one(name) for name in sorted({*listed, *(name for _, name in loads)} - {""})]
 
 
-def _publishers(found: Found) -> Rows:
-    lost = {row["publisher"]: row["lost"] for row in found.audit.found["publishers"]}
-    longest = {row["publisher"]: row for row in found.failover.found["longest"]}
+def _publishers(measured: Measured) -> Rows:
+    lost = {row["publisher"]: row["lost"] for row in measured.audit.measured["publishers"]}
+    longest = {row["publisher"]: row for row in measured.failover.measured["longest"]}
     none = {"gap_ms": None, "began_s": None}
     return [
         row
@@ -227,19 +231,22 @@ def _publishers(found: Found) -> Rows:
             "longest_gap_ms": longest.get(row["publisher"], none)["gap_ms"],
             "longest_gap_at_s": longest.get(row["publisher"], none)["began_s"],
         }
-        for row in sorted(found.publishers, key=lambda row: str(row["publisher"]))
+        for row in sorted(measured.publishers, key=lambda row: str(row["publisher"]))
     ]
 
 
-def _ms(found: Found, row: Mapping[str, Any], percentile: float) -> float | None:
+def _ms(measured: Measured, row: Mapping[str, Any], percentile: float) -> float | None:
     """Return a percentile in ms; None where it says nothing."""
-    error_ns = found.latency.found["clocks"][row["measure"]]["error_ns"]
+    error_ns = measured.latency.measured["clocks"][row["measure"]]["error_ns"]
     value = hdr.shown(row, percentile, error_ns)
     return None if value is None else value / MILLISECOND_NS
 
 
-def _timelines(found: Found) -> dict[str, Any]:
-    width_s, rows = found.throughput.found["window_s"], found.throughput.found["timeline"]
+def _timelines(measured: Measured) -> dict[str, Any]:
+    width_s, rows = (
+        measured.throughput.measured["window_s"],
+        measured.throughput.measured["timeline"],
+    )
     return {
         "window_s": width_s,
         "throughput": [
@@ -251,10 +258,10 @@ def _timelines(found: Found) -> dict[str, Any]:
             {
                 "measure": row["measure"],
                 "at_s": row["window"],
-                "p50_ms": _ms(found, row, 50),
-                "p99_ms": _ms(found, row, 99),
-                "max_ms": _ms(found, row, 100),
+                "p50_ms": _ms(measured, row, 50),
+                "p99_ms": _ms(measured, row, 99),
+                "max_ms": _ms(measured, row, 100),
             }
-            for row in sorted(found.timeline, key=lambda row: (row["measure"], row["window"]))
+            for row in sorted(measured.timeline, key=lambda row: (row["measure"], row["window"]))
         ],
     }

@@ -296,12 +296,12 @@ def why_left_out(x: Run, y: Run) -> str:
         return f"the first: {_ending(x)}"
     if not x["confirmed_per_s"]:
         return "the first confirmed nothing"
-    if of_load := [each for each in _told(x) if is_of_load(each)]:
+    if of_load := [each for each in _counting_faults(x) if is_of_load(each)]:
         return f"the first: {'; '.join(of_load)}"
     return ""
 
 
-def _told(run: Run) -> list[str]:
+def _counting_faults(run: Run) -> list[str]:
     """Return the faults that count. In a closed loop a busy client is no fault: that is what is compared."""
     closed = run["profile"]["load"]["schedule"]["kind"] == "closed"
     faults = [*run["faults"], *(run.get("fates") or {}).get("faults", [])]
@@ -321,7 +321,7 @@ def _faults(pairs: Iterable[tuple[Run, Run]]) -> list[Fault]:
             if not run.get("complete"):
                 had[side]["did not come to its end"] += 1
                 continue
-            for fault in _told(run):
+            for fault in _counting_faults(run):
                 count, words = _counted(fault)
                 had[side][words] += 1
                 messages[side][words] += count
@@ -338,7 +338,7 @@ def _counted(fault: str) -> tuple[int, str]:
     return int(count[0].replace(",", "")) if count else 0, words
 
 
-def told(compared: Comparison, names: tuple[str, str], bound: float) -> list[str]:
+def table_of(compared: Comparison, names: tuple[str, str], bound: float) -> list[str]:
     """Format a comparison as a table of text."""
     rows = []
     for each in compared.numbers:

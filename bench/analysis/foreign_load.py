@@ -20,7 +20,7 @@ from bench.harness import sampling
 from bench.harness.coordinator import MACHINE, SAMPLES
 from bench.harness.interface import Outside, Running, durability, measure_outside
 from bench.harness.sampling import Sampler
-from bench.harness.workers import PROFILE, RUN, made_empty
+from bench.harness.workers import PROFILE, RUN, make_empty_folder
 from bench.load.profile import Profile
 from messagebus.files import replace_file
 
@@ -29,7 +29,7 @@ def conduct_outside(
     profile: Profile, folder: Path, running: Running, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Do one run into a new folder; return the content of `result.json`. Raises BenchError."""
-    made_empty(folder)
+    make_empty_folder(folder)
     replace_file(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
     about: dict[str, Any] = {
         "environment": describe(),
@@ -105,8 +105,8 @@ def _end_s(profile: Profile) -> float:
     return profile.time.warm_up_s + profile.time.measured_s
 
 
-def _numbers(profile: Profile, found: Outside) -> dict[str, Any]:
+def _numbers(profile: Profile, measured: Outside) -> dict[str, Any]:
     """Return the numbers in the form of `Result.as_json`."""
-    cpu_s, measured_s = found.client_cpu_s, profile.time.measured_s
+    cpu_s, measured_s = measured.client_cpu_s, profile.time.measured_s
     clients = [] if cpu_s is None else [{"name": "outside", "cpu_share": cpu_s / measured_s}]
-    return {**asdict(found), "measured_s": measured_s, "clients": clients, "fates": None}
+    return {**asdict(measured), "measured_s": measured_s, "clients": clients, "fates": None}

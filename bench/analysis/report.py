@@ -433,5 +433,5 @@ def _plain(value: object) -> str:
     return str(value) if value != "" else NONE
 
 
-def _shown(found: dict[str, float], name: str) -> str:
-    return milliseconds(found.get(name))
+def _shown(values: dict[str, float], name: str) -> str:
+    return milliseconds(values.get(name))

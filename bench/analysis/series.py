@@ -92,10 +92,10 @@ def _had(folder: Path, wanted: Profile) -> dict[str, Any] | None:
     return found if found.get("complete") else None
 
 
-def _of_other_commits(found: Results, now: str) -> list[str]:
+def _of_other_commits(results: Results, now: str) -> list[str]:
     """Name the finished runs that another commit has measured."""
     names: dict[str, list[str]] = {}
-    for name, result in found.items():
+    for name, result in results.items():
         names.setdefault(str(result["environment"]["commit"]), []).append(name)
     return [
         f"of commit {was}, and now it is {now}: {', '.join(some)}"
@@ -181,27 +181,27 @@ def faults_of(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"{name}: {fault}" for name, run in results.items() for fault in run["faults"]]
 
 
-def page(title: str, told: Summary, place: Path, runs: Sequence[str]) -> str:
+def page(title: str, summary: Summary, place: Path, runs: Sequence[str]) -> str:
     """Return the summary as an HTML page. runs: names of folders in `place`, whose own reports are linked."""
     trusted = "Every run is to be trusted."
     return render_html(
         Page(
             kind="workload",
             title=title,
-            meta=(told.title or plural(len(runs), "run"),),
-            verdict="Not every run is to be trusted as it stands." if told.faults else trusted,
-            faults=tuple(told.faults),
+            meta=(summary.title or plural(len(runs), "run"),),
+            verdict="Not every run is to be trusted as it stands." if summary.faults else trusted,
+            faults=tuple(summary.faults),
             sections=(
                 *(
-                    [Section(title=told.bars_title, bars=Bars(tuple(told.bars)))]
-                    if told.bars
+                    [Section(title=summary.bars_title, bars=Bars(tuple(summary.bars)))]
+                    if summary.bars
                     else []
                 ),
-                Section(title="All lines", tables=(told.table,), after=tuple(told.notes)),
+                Section(title="All lines", tables=(summary.table,), after=tuple(summary.notes)),
                 *[_section(place, name) for name in runs],
             ),
             words_title="What a confirm means",
-            words=told.meant or {},
+            words=summary.meant or {},
             footer="Numbers: result.json in the folder of each run.",
         )
     )

@@ -19,7 +19,7 @@ PACING_P99_MAX_MS = 5.0
 # The fraction of intended messages that may remain unsent because the run was over.
 UNSENT_PART_MAX = 0.01
 # More load processes with the same fault are reported in one line.
-EACH_MAX = 3
+LINES_MAX = 3
 # Under a steady load the mean of this many seconds stays this near to the median of all, plus this many
 # standard deviations of a count.
 STEADY_WINDOW_S = 5
@@ -54,43 +54,43 @@ class Client:
 def bottlenecks(clients: Sequence[Client]) -> list[str]:
     """Name the parts of the load that were too slow to measure by; empty if none was."""
     return [
-        *_told({each: _busy(each) for each in clients}, lambda each: each.cpu_share),
-        *_told({each: _late(each) for each in clients}, lambda each: each.pacing_p99_ms),
-        *_told({each: _unsent(each) for each in clients}, lambda each: each.unsent),
+        *_worst({each: _busy(each) for each in clients}, lambda each: each.cpu_share),
+        *_worst({each: _late(each) for each in clients}, lambda each: each.pacing_p99_ms),
+        *_worst({each: _unsent(each) for each in clients}, lambda each: each.unsent),
     ]
 
 
-def _told(said: Mapping[Client, str], severity: Callable[[Client], float]) -> list[str]:
+def _worst(texts: Mapping[Client, str], severity: Callable[[Client], float]) -> list[str]:
     """Return up to EACH_MAX faults; of more, the worst one and the number of the others."""
-    found = sorted((each for each in said if said[each]), key=severity, reverse=True)
-    if len(found) <= EACH_MAX:
-        return [said[each] for each in found]
-    return [f"{said[found[0]]} (and {len(found) - 1} others less so)"]
+    found = sorted((each for each in texts if texts[each]), key=severity, reverse=True)
+    if len(found) <= LINES_MAX:
+        return [texts[each] for each in found]
+    return [f"{texts[found[0]]} (and {len(found) - 1} others less so)"]
 
 
-def _busy(each: Client) -> str:
-    share = each.cpu_share * each.per_process
+def _busy(client: Client) -> str:
+    share = client.cpu_share * client.per_process
     if share <= CPU_SHARE_MAX:
         return ""
-    return f"{each.name} used {share:.0%} of a core: the client {BOTTLENECK}"
+    return f"{client.name} used {share:.0%} of a core: the client {BOTTLENECK}"
 
 
-def _late(each: Client) -> str:
-    if each.pacing_p99_ms <= PACING_P99_MAX_MS or _busy(each):
+def _late(client: Client) -> str:
+    if client.pacing_p99_ms <= PACING_P99_MAX_MS or _busy(client):
         return ""
     return (
-        f"{each.name} looked at 1 % of its messages {each.pacing_p99_ms:.1f} ms late or more: its pacer "
+        f"{client.name} looked at 1 % of its messages {client.pacing_p99_ms:.1f} ms late or more: its pacer "
         f"{BOTTLENECK}"
     )
 
 
-def _unsent(each: Client) -> str:
-    if not each.intended or each.unsent / each.intended <= UNSENT_PART_MAX:
+def _unsent(client: Client) -> str:
+    if not client.intended or client.unsent / client.intended <= UNSENT_PART_MAX:
         return ""
-    sent = f"{each.intended - each.unsent:,} of {each.intended:,}"
-    if each.waited > WAITED_PART:
-        return f"{each.name} sent {sent} intended messages: held back by its window"
-    return f"{each.name} sent {sent} {TOO_SLOW}"
+    sent = f"{client.intended - client.unsent:,} of {client.intended:,}"
+    if client.waited > WAITED_PART:
+        return f"{client.name} sent {sent} intended messages: held back by its window"
+    return f"{client.name} sent {sent} {TOO_SLOW}"
 
 
 def is_of_load(fault: str) -> bool:

@@ -164,9 +164,11 @@ def _consumer(task: Task, hooks: Iterable[Hooks] = ()) -> AsyncConsumer:
     )
 
 
-def _had(consumer: AsyncConsumer | Consumer, seen: set[str], found: Iterable[Delivery]) -> None:
-    for delivery in found:
-        seen.add(delivery.message_id)
+def _acknowledge(
+    consumer: AsyncConsumer | Consumer, ids: set[str], deliveries: Iterable[Delivery]
+) -> None:
+    for delivery in deliveries:
+        ids.add(delivery.message_id)
         consumer.ack(delivery)
 
 
@@ -186,7 +188,7 @@ async def _receive(task: Task) -> Turn:
         async def take_many(count: int) -> None:
             goal = len(seen) + count
             while (left := goal - len(seen)) > 0:
-                _had(consumer, seen, await consumer.receive_many(min(left, RECEIVE_MAX)))
+                _acknowledge(consumer, seen, await consumer.receive_many(min(left, RECEIVE_MAX)))
 
         return await timed(task, take if task.way == "receive" else take_many)
 
@@ -211,7 +213,7 @@ async def _receive_blocking(task: Task) -> Turn:
             while (left := goal - len(seen)) > 0:
                 if not (found := consumer.receive_many(min(left, RECEIVE_MAX), RECEIVE_S)):
                     raise BenchError(f"{left} messages have not arrived")
-                _had(consumer, seen, found)
+                _acknowledge(consumer, seen, found)
 
         return await timed(task, take if task.way == "receive_blocking" else take_many)
 
@@ -220,21 +222,21 @@ class _Handled:
     """The distinct messages that a handler has had."""
 
     def __init__(self) -> None:
-        self._seen: set[str] = set()
+        self._ids: set[str] = set()
         self._goal = 0
         self._reached = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def saw(self, message_id: str) -> None:
-        self._seen.add(message_id)
-        if len(self._seen) == self._goal:
+        self._ids.add(message_id)
+        if len(self._ids) == self._goal:
             self._loop.call_soon_threadsafe(self._reached.set)
 
     async def more(self, count: int) -> None:
         """Wait until there are `count` more than at the end of the last call."""
         self._reached.clear()
         self._goal += count
-        if len(self._seen) < self._goal:
+        if len(self._ids) < self._goal:
             await self._reached.wait()
 
 

@@ -39,10 +39,10 @@ def audit_figures(setup: Setup) -> Iterator[Figure]:
     ours = watched([*spark, "--out", str(lake / "out")], may_fail=True)
     answer = lake / "out" / "audit.json"
     if not answer.exists():
-        raise BenchError(f"{NAME}: the audit ended without an answer: {ours.said}")
+        raise BenchError(f"{NAME}: the audit ended without an answer: {ours.output}")
     duck = watched([sys.executable, "-m", "bench.figures.duckdb_audit", str(lake)])
     found = json.loads(answer.read_text())
-    if faults := [*not_found(found, planted), *differences(found, json.loads(duck.said))]:
+    if faults := [*missed_faults(found, planted), *differences(found, json.loads(duck.output))]:
         raise BenchError(f"{NAME}: {'; '.join(faults)}")
     yield from compared(messages, ours, duck)
 
@@ -59,10 +59,10 @@ def compared(messages: int, ours: Cost, duck: Cost) -> Iterator[Figure]:
     yield make("ratio", what, ours.cpu_s / duck.cpu_s, "times", goal)
 
 
-def not_found(found: Mapping[str, Any], planted: Planted) -> list[str]:
+def missed_faults(report: Mapping[str, Any], planted: Planted) -> list[str]:
     """Describe the planted faults whose ids the audit does not name, and those that it names in excess."""
-    named = {(row["verdict"], row["message_id"]) for row in found["suspects"]}
-    named |= {("late", row["message_id"]) for row in found.get("late", [])}
+    named = {(row["verdict"], row["message_id"]) for row in report["suspects"]}
+    named |= {("late", row["message_id"]) for row in report.get("late", [])}
     wanted = {
         ("lost", planted.lost),
         ("altered", planted.altered),
@@ -89,20 +89,20 @@ class Cost:
 
     cpu_s: float
     memory_mib: float
-    said: str
+    output: str
 
 
 def watched(argv: Sequence[str], *, may_fail: bool = False) -> Cost:
     """Run a command to its end and measure its cost. Raises BenchError when it fails."""
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as complained:
         with subprocess.Popen(
-            argv, cwd=CHECKOUT, stdout=said, stderr=complained, text=True
+            argv, cwd=CHECKOUT, stdout=output, stderr=complained, text=True
         ) as process:
             cpu_s, memory = _watch(psutil.Process(process.pid))
             status = process.wait(WITHIN_S)
-        for file in (said, complained):
+        for file in (output, complained):
             file.seek(0)
-        output, complaint = said.read(), complained.read()
+        output, complaint = output.read(), complained.read()
     if status and not may_fail:
         last = (complaint.strip() or output.strip() or "it said nothing").splitlines()[-1]
         raise BenchError(f"{argv[-1]}: {last}")

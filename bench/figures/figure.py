@@ -58,9 +58,9 @@ class Figure:
         return found | ({"goal": self.goal, "met": self.met} if self.goal else {})
 
     @classmethod
-    def from_json(cls, found: dict[str, Any], repeat: str) -> Figure:
+    def from_json(cls, values: dict[str, Any], repeat: str) -> Figure:
         """Make a figure from JSON. Raises TypeError for anything else."""
-        return cls(**{**found, "between": tuple(found.get("between", ())), "repeat": repeat})
+        return cls(**{**values, "between": tuple(values.get("between", ())), "repeat": repeat})
 
     def __str__(self) -> str:
         """Return the value with its unit and its range."""

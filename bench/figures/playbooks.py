@@ -162,7 +162,7 @@ QUIET_S, RELOADS = 20, 3
 # Effects of a command may appear a moment after its end.
 AFTER_S = 2.0
 COMMAND_WITHIN_S = 300.0
-FOUND_WITHIN_S = 30.0
+ALIVE_WITHIN_S = 30.0
 
 
 def playbook_figures(setup: Setup) -> Iterator[Figure]:
@@ -221,7 +221,7 @@ def _wait_all_confirm(clients: Workers) -> None:
         everybody = (*clients.publishers, *clients.consumers)
         return all(name in progress and progress[name].brokers for name in everybody)
 
-    wait_until(all_confirm, within_s=FOUND_WITHIN_S, what="everybody is at work")
+    wait_until(all_confirm, within_s=ALIVE_WITHIN_S, what="everybody is at work")
 
 
 def _quiet(seconds: float) -> Took:
@@ -307,23 +307,23 @@ def _read(file: Path) -> Failover:
         raise InputInvalid(f"{file}: not the times of a failover: {fault}") from fault
 
 
-def figures_of_failovers(found: Sequence[Failover]) -> Iterator[Figure]:
+def figures_of_failovers(failovers: Sequence[Failover]) -> Iterator[Figure]:
     """Make figures of the medians. Hosts swap roles between runs: steps have the names of the first run."""
     make = Maker(FAILED_OVER, REPEAT)
     what = "Power-off of a mirrored broker's host: until a publish is confirmed again"
-    yield make("serving_s", what, [each.serving_s for each in found], "s")
-    steps = [step for step, _ in found[0].steps_s]
-    if any(len(each.steps_s) != len(steps) for each in found):
+    yield make("serving_s", what, [each.serving_s for each in failovers], "s")
+    steps = [step for step, _ in failovers[0].steps_s]
+    if any(len(each.steps_s) != len(steps) for each in failovers):
         raise InputInvalid(f"the failovers in {FOLDER} are of different playbooks: measure again")
-    playbook = [sum(s for _, s in each.steps_s) for each in found]
-    rest = [each.serving_s - took_s for each, took_s in zip(found, playbook, strict=True)]
+    playbook = [sum(s for _, s in each.steps_s) for each in failovers]
+    rest = [each.serving_s - took_s for each, took_s in zip(failovers, playbook, strict=True)]
     what = "of it beside the steps: the command's start, and the first publish afterwards"
     yield make("rest_s", what, rest, "s")
     for number, step in enumerate(steps):
-        took = [each.steps_s[number][1] for each in found]
+        took = [each.steps_s[number][1] for each in failovers]
         yield make(f"step{number + 1:02}_s", f"of it in step {number + 1}: {step}", took, "s")
     what = "The host is back: until both disks are alike again"
-    yield make("resync_s", what, [each.resync_s for each in found], "s")
+    yield make("resync_s", what, [each.resync_s for each in failovers], "s")
 
 
 FAILOVER = Group(

@@ -74,9 +74,9 @@ class Source:
         return {**{name: getattr(self, name) for name in OWN}, **self.more}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Source:
-        more = {name: each for name, each in found.items() if name not in OWN}
-        return cls(**{name: found[name] for name in OWN}, more=more)
+    def from_json(cls, values: Mapping[str, Any]) -> Source:
+        more = {name: each for name, each in values.items() if name not in OWN}
+        return cls(**{name: values[name] for name in OWN}, more=more)
 
     @property
     def is_busy(self) -> bool:
@@ -340,17 +340,17 @@ def named(text: str, found: Results) -> str:
     return NAMED.sub(lambda each: f"{each[1]}{found.in_words(each[2])}{each[3]}", text)
 
 
-def in_short(found: Results) -> list[str]:
+def in_short(results: Results) -> list[str]:
     """Return the README's table. Goals, and what else was measured, are on the page beside the file."""
-    rows = [found.short_row(id, words) for id, words in FIRST.items() if id in found.figures]
+    rows = [results.short_row(id, words) for id, words in FIRST.items() if id in results.figures]
     return [*HEAD_SHORT, *rows]
 
 
-def goals_met(found: Results) -> str:
+def goals_met(results: Results) -> str:
     """Count the goals that are met, missed, and not judged because of other work on the machine."""
-    judged = [id for id, figure in found.figures.items() if figure.goal]
-    missed = [id for id in judged if found.figures[id].met is False]
-    busy = [id for id in judged if id not in missed and found.source_of(id).is_busy]
+    judged = [id for id, figure in results.figures.items() if figure.goal]
+    missed = [id for id in judged if results.figures[id].met is False]
+    busy = [id for id in judged if id not in missed and results.source_of(id).is_busy]
     met = len(judged) - len(missed) - len(busy)
     return (
         f"Of {len(judged)} goals {met} are met and {len(missed)} are not; {len(busy)} are not judged, "
@@ -358,7 +358,7 @@ def goals_met(found: Results) -> str:
     )
 
 
-def page_of(found: Results) -> Iterator[str]:
+def page_of(results: Results) -> Iterator[str]:
     """Yield the lines of the page beside the file."""
     yield from (
         "# Figures",
@@ -366,15 +366,15 @@ def page_of(found: Results) -> Iterator[str]:
         "Made by `python -m bench readme` from [figures.json](figures.json), which has all figures, their",
         "commands, the machine and all versions. In brackets: the least and the greatest of the repetitions.",
         f"*Outdated*: more than {DAYS_MAX} days, or {COMMITS_MAX} commits to what it measures, before "
-        f"{found.at[:10]}.",
+        f"{results.at[:10]}.",
         "",
-        f"{goals_met(found)}.",
+        f"{goals_met(results)}.",
     )
     for title, rows in {"In short": FIRST, **MORE}.items():
         yield from ("", f"## {title}", "", *HEAD)
         for id in rows:
-            if id in found.figures:
-                yield found.row(id, FIRST.get(id, found.figures[id].what))
+            if id in results.figures:
+                yield results.row(id, FIRST.get(id, results.figures[id].what))
 
 
 def counted_now(results: Path = RESULTS) -> None:

@@ -24,7 +24,14 @@ from bench.harness.interface import Running, durability
 from bench.harness.loop import best_loop
 from bench.harness.parts import PUBLISHER, read_parts
 from bench.harness.sampling import Sampler
-from bench.harness.workers import END_WITHIN_S, HEAD_START_S, RUN, Recording, Workers, made_empty
+from bench.harness.workers import (
+    END_WITHIN_S,
+    HEAD_START_S,
+    RUN,
+    Recording,
+    Workers,
+    make_empty_folder,
+)
 from bench.load.profile import Disturbance, Profile, places, topic_of
 from bench.load.schedule import Closed, Steered
 from bench.processes import Children
@@ -50,7 +57,7 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Callable[[str
     """
     if isinstance(profile.load.schedule, Steered):
         raise InputInvalid("load.schedule: nobody steers a measured run; steered is for the demo")
-    made_empty(folder)
+    make_empty_folder(folder)
     about: dict[str, Any] = {
         "environment": describe() | {"event_loop": best_loop()},
         "system": dict(running.about()),
@@ -175,7 +182,9 @@ class Disturber:
         self.faults: list[str] = []
         self._wanted = disturbances
         self._start_ns = start_ns
-        self._made: list[Fault] = [running.fault(each.what, each.broker) for each in disturbances]
+        self._planned: list[Fault] = [
+            running.fault(each.what, each.broker) for each in disturbances
+        ]
         self._brokers = [probe.broker for probe in running.probes()]
         self._done: dict[int, dict[str, Any]] = {}
         self._over = threading.Event()
@@ -197,7 +206,7 @@ class Disturber:
     def missed(self) -> list[str]:
         """Name the disturbances that never began, once it is stopped."""
         return [
-            f"{self._made[number]}: not done, the load was over before its second {each.at_s:g}"
+            f"{self._planned[number]}: not done, the load was over before its second {each.at_s:g}"
             for number, each in enumerate(self._wanted)
             if number not in self._done and not self.faults
         ]
@@ -206,7 +215,7 @@ class Disturber:
         """Return the disturbances as incidents of a manifest; for a killed broker also its start."""
         found = []
         for number, done in sorted(self._done.items()):
-            fault, broker = self._made[number], self._broker(number)
+            fault, broker = self._planned[number], self._broker(number)
             began = self._ns(done["began_s"])
             ended = None if done["ended_s"] is None else self._ns(done["ended_s"])
             # A kill takes no time; the broker's absence ends with its start.
@@ -219,7 +228,9 @@ class Disturber:
 
     def _broker(self, number: int) -> str:
         """Return the broker's name as in events and charts; "" for a disturbance without one."""
-        return self._brokers[self._wanted[number].broker - 1] if self._made[number].target else ""
+        return (
+            self._brokers[self._wanted[number].broker - 1] if self._planned[number].target else ""
+        )
 
     def _ns(self, at_s: float) -> int:
         return self._start_ns + int(at_s * 1e9)
@@ -232,11 +243,11 @@ class Disturber:
             try:
                 self._step(number, begins=begins)
             except Exception as fault:  # the thread's top: of commands, HTTP, the balancer's kit
-                self.faults.append(f"{self._made[number]}: {reason_of(fault)}")
+                self.faults.append(f"{self._planned[number]}: {reason_of(fault)}")
                 return
 
     def _step(self, number: int, *, begins: bool) -> None:
-        fault = self._made[number]
+        fault = self._planned[number]
         if begins:
             what = f"{fault.name} {self._broker(number)}".rstrip()
             self._done[number] = {"what": what, "began_s": self._now_s(), "ended_s": None}

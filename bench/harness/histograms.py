@@ -97,9 +97,9 @@ class Latencies:
             self.bins[key] = summed((self.bins[key], dict(row["bins"])))
 
 
-def summed(each: Iterable[Mapping[int, int]]) -> Bins:
+def summed(parts: Iterable[Mapping[int, int]]) -> Bins:
     total: Bins = {}
-    for bins in each:
+    for bins in parts:
         for index, count in bins.items():
             total[index] = total.get(index, 0) + count
     return total

@@ -84,14 +84,14 @@ def look_at_machine(at_s: float) -> Busy:
 
 
 def usage(
-    seen: Sequence[Busy], within: range, *, cores: int, brokers: float, clients: float
+    samples: Sequence[Busy], within: range, *, cores: int, brokers: float, clients: float
 ) -> Usage | None:
     """Return the use in these seconds; None if there are too few samples. brokers, clients: their cores."""
-    if not seen:
+    if not samples:
         return None
-    begin_s, end_s = max(within.start, seen[0].at_s), min(within.stop, seen[-1].at_s)
-    busy_s = between([(each.at_s, each.busy_s) for each in seen], begin_s, end_s)
-    stolen_s = between([(each.at_s, each.stolen_s) for each in seen], begin_s, end_s)
+    begin_s, end_s = max(within.start, samples[0].at_s), min(within.stop, samples[-1].at_s)
+    busy_s = between([(each.at_s, each.busy_s) for each in samples], begin_s, end_s)
+    stolen_s = between([(each.at_s, each.stolen_s) for each in samples], begin_s, end_s)
     if busy_s is None or stolen_s is None or end_s <= begin_s:
         return None
     return Usage(
@@ -101,7 +101,7 @@ def usage(
         brokers=brokers,
         clients=clients,
         stolen=stolen_s / (end_s - begin_s),
-        load_max=max(each.load for each in seen),
+        load_max=max(each.load for each in samples),
     )
 
 

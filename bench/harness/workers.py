@@ -154,7 +154,7 @@ HEAD_START_S = 1.0
 QUIET_S = 1.0
 
 
-def made(folder: Path) -> Path:
+def make_folder(folder: Path) -> Path:
     """Make the folder if it is missing. Raises InputInvalid when it cannot be made or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,9 +165,9 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def made_empty(folder: Path) -> Path:
+def make_empty_folder(folder: Path) -> Path:
     """Make the folder of one run. Raises InputInvalid also when it is not empty."""
-    if any(made(folder).iterdir()):
+    if any(make_folder(folder).iterdir()):
         raise InputInvalid(f"{folder}: is not empty; a run has a folder of its own")
     return folder
 
@@ -452,7 +452,7 @@ def at_work(
     profile = open_ended(
         name, places, publishers=publishers, rate_per_s=rate_per_s, body_bytes=body_bytes
     )
-    children = Children(made_empty(folder) / "logs")
+    children = Children(make_empty_folder(folder) / "logs")
     workers = Workers(profile, folder, children, Recording(folder, profile.name))
     try:
         workers.launch(cluster.client_env() | dict(env or {}))

@@ -50,7 +50,7 @@ def one_of(names: Collection[str]) -> AfterValidator:
     return wanted(f"one of {', '.join(names)}", names.__contains__)
 
 
-def told(fault: ErrorDetails, place: Sequence[str | int], names: Collection[str]) -> str:
+def fault_line(fault: ErrorDetails, place: Sequence[str | int], names: Collection[str]) -> str:
     """Return a fault in one line. place: of its value. names: of the table in which the value is."""
     where = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in place)[1:]
     kind = fault["type"]

@@ -34,7 +34,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from bench.environment import CHECKOUT
 from bench.errors import InputInvalid
 from bench.faults import FAULTS
-from bench.load.fields import Flag, Number, Whole, one_of, told, wanted, within
+from bench.load.fields import Flag, Number, Whole, fault_line, one_of, wanted, within
 from bench.load.records import records
 from bench.load.schedule import RATE_MAX_PER_S, Bursts, Closed, Constant, Schedule, Steered
 from bench.load.systems import PREFETCH_MAX, SYSTEMS
@@ -196,7 +196,7 @@ class Profile:
         try:
             profile = _adapter().validate_python(values)
         except ValidationError as invalid:
-            faults = _told(invalid)
+            faults = _fault_lines(invalid)
         else:
             if not (faults := profile.contradictions()):
                 return profile
@@ -207,7 +207,7 @@ class Profile:
         try:
             _adapter().validate_python(self.as_json())
         except ValidationError as invalid:
-            return _told(invalid)
+            return _fault_lines(invalid)
         return self.contradictions()
 
     def contradictions(self) -> list[str]:
@@ -315,7 +315,7 @@ def _adapter() -> TypeAdapter[Profile]:
     return TypeAdapter(with_config(ConfigDict(extra="forbid"))(Profile))
 
 
-def _told(invalid: ValidationError) -> list[str]:
+def _fault_lines(invalid: ValidationError) -> list[str]:
     found = []
     for fault in invalid.errors(include_url=False):
         place = list(fault["loc"])
@@ -325,7 +325,7 @@ def _told(invalid: ValidationError) -> list[str]:
         if place[:2] == ["load", "schedule"]:
             # Its third part is the kind, which is no table of the file.
             del place[2:3]
-        found.append(told(fault, place, _names(place[:-1])))
+        found.append(fault_line(fault, place, _names(place[:-1])))
     return found
 
 

@@ -86,7 +86,7 @@ class Knee:
     def _fails(self, rate: float) -> int:
         return sum(each.rate == rate and bool(each.fault) for each in self.tries)
 
-    def told(self, p99_max_ms: float) -> str:
+    def answer(self, p99_max_ms: float) -> str:
         """Return the answer in a line."""
         bound = f"with p99 within {p99_max_ms:g} ms"
         if not self.held:

@@ -107,7 +107,7 @@ def _once(count: int) -> Overhead:
     return Overhead(record_us, publish_us - bare_us, consume_us - bare_take_us)
 
 
-def figures(found: Sequence[Overhead]) -> list[Figure]:
+def figures(overheads: Sequence[Overhead]) -> list[Figure]:
     """Make figures of the medians. Only the whole of a message has a goal, not its two parts."""
     make, adds = Maker("measure.overhead", "python -m bench overhead"), "What the harness adds to a"
     wanted: tuple[tuple[str, str, Wanted], ...] = (
@@ -117,7 +117,7 @@ def figures(found: Sequence[Overhead]) -> list[Figure]:
         ("consume_us", f"{adds} consumed message of 1 KB", None),
     )
     return [
-        make(id, f"{what}, CPU time", [getattr(each, id) for each in found], "us", goal)
+        make(id, f"{what}, CPU time", [getattr(each, id) for each in overheads], "us", goal)
         for id, what, goal in wanted
     ]
 

@@ -120,7 +120,7 @@ def pairs(results: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterato
                     yield Pairs(nodes, window, count, measure, *values)
 
 
-def told(name: str, results: Mapping[str, Mapping[str, Any]]) -> Summary:
+def summary(name: str, results: Mapping[str, Mapping[str, Any]]) -> Summary:
     rows: list[Sequence[str]] = []
     for measure in _measures(name):
         for each in pairs(results, measure):

@@ -88,7 +88,7 @@ class Table:
     note: str
     says_durability: bool = False
 
-    def told(self, results: Mapping[str, Run]) -> Summary:
+    def summary(self, results: Mapping[str, Run]) -> Summary:
         """Summarize the medians of all runs. A line without a run is left out."""
         lines: list[Sequence[str]] = []
         bars: list[Bar] = []

@@ -17,7 +17,7 @@ from typing import Any
 import pika
 
 from clients.conform.lies import LIES, lie
-from clients.conform.lists import Asked
+from clients.conform.lists import ListRequest
 from clients.conform.program import Event, Program, Wrong, must
 from clients.conform.stage import Stage
 from clients.conform.witness import BATCH_TYPE, Encoded, Held, batch_of, body_of
@@ -40,7 +40,7 @@ class Case:
 
     number: int
     level: str
-    told: str
+    promise: str
     run: Callable[[Stage], str | None]
     alone: bool = False
     extra: tuple[str, ...] = ()
@@ -55,13 +55,15 @@ CASES: list[Case] = []
 
 
 def case(
-    told: str, *, level: str = MUST, alone: bool = False, extra: tuple[str, ...] = ()
+    promise: str, *, level: str = MUST, alone: bool = False, extra: tuple[str, ...] = ()
 ) -> Callable[[Callable[[Stage], str | None]], Callable[[Stage], str | None]]:
     """Enter a function into CASES. Its return value is shown beside the result."""
 
     def enter(run: Callable[[Stage], str | None]) -> Callable[[Stage], str | None]:
         number = len(CASES) + 1
-        CASES.append(Case(number=number, level=level, told=told, run=run, alone=alone, extra=extra))
+        CASES.append(
+            Case(number=number, level=level, promise=promise, run=run, alone=alone, extra=extra)
+        )
         return run
 
     return enter
@@ -96,7 +98,7 @@ def confirmed_is_stored(stage: Stage) -> None:
 
 
 @case("a message that no queue took is reported unroutable", extra=("{}none",))
-def unroutable_is_told(stage: Stage) -> None:
+def unroutable_is_reported(stage: Stage) -> None:
     good, lost = stage.ids(150), stage.ids(150, "none")
     with stage.program() as program:
         for at in range(0, 150, 10):
@@ -147,10 +149,10 @@ def lies_change_nothing(stage: Stage) -> str:
     with stage.consuming() as program:
         opened = [proxy.opened for proxy in stage.proxies]
         for name in LIES:
-            before = stage.lists.lies_told
+            before = stage.lists.lies_served
             stage.lists.lie(lie(name, stage))
             program.until(
-                lambda before=before: stage.lists.lies_told > before,  # type: ignore[misc]
+                lambda before=before: stage.lists.lies_served > before,  # type: ignore[misc]
                 15,
                 f"a fetch of the list {name!r}",
             )
@@ -162,7 +164,7 @@ def lies_change_nothing(stage: Stage) -> str:
             )
             must(
                 stage.lists.applied() == generation
-                and stage.lists.asked[-1].generation <= generation,
+                and stage.lists.requests[-1].generation <= generation,
                 f"believed the list {name!r}",
             )
             same = [proxy.opened for proxy in stage.proxies] == opened
@@ -179,14 +181,14 @@ def added_is_consumed(stage: Stage) -> str:
         wanted = stage.lists.generation + 1
         served_s: list[float] = []
 
-        def asked(each: Asked) -> None:
+        def note(request: ListRequest) -> None:
             # A publisher that follows the list has nothing to apply.
-            if each.subscription and each.applied >= wanted and not early:
-                late = each.at_s - served_s[0] > APPLIED_HOLD_S
+            if request.subscription and request.applied >= wanted and not early:
+                late = request.at_s - served_s[0] > APPLIED_HOLD_S
                 early.append(not late and stage.proxies[2].consumers == consumers)
 
         consumers = stage.proxies[2].consumers
-        stage.lists.on_asked = asked
+        stage.lists.on_request = note
         stage.proxies[2].delay_s = HANDSHAKE_DELAY_S
         stage.witness.publish(2, stage.queue, stage.ids(5))
         served_s.append(time.monotonic())
@@ -200,7 +202,7 @@ def added_is_consumed(stage: Stage) -> str:
                 ENDED_S,
                 "the end of a dial that failed, nor a consumer there: it told applied before",
             )
-        asks = [each for each in stage.lists.asked if each.subscription]
+        asks = [each for each in stage.lists.requests if each.subscription]
         must(all(a.client and len(a.client) <= 255 for a in asks), "client= is empty or too long")
         must(any(a.subscription == stage.subscription for a in asks), "subscription= is not told")
         must(all(a.has_login for a in asks), "client= is told without a login: no agent counts it")

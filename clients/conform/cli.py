@@ -129,10 +129,10 @@ def _addresses(option: str, text: str, port: int) -> list[str]:
 
 
 def _print_row(result: Result) -> None:
-    told = f"  {result.told}" if result.told else ""
+    detail = f"  {result.detail}" if result.detail else ""
     click.echo(
         f"{result.number:>3}  {result.name:<28} {result.level:<7} {result.result:<8}"
-        f"{result.seconds:>6.1f} s{told}"
+        f"{result.seconds:>6.1f} s{detail}"
     )
 
 

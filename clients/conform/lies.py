@@ -25,13 +25,13 @@ def _with_line(line: str) -> Callable[[bytes, int, Stage], Raw]:
 
 
 def _instead(old: str, new: str) -> Callable[[bytes, int, Stage], Raw]:
-    def made(good: bytes, generation: int, stage: Stage) -> Raw:
+    def altered(good: bytes, generation: int, stage: Stage) -> Raw:
         told = old.format(cluster=stage.lists.cluster, generation=generation + 1)
         changed = good.replace(told.encode(), new.encode())
         assert changed != good
         return Raw(changed)
 
-    return made
+    return altered
 
 
 LIES: dict[str, Callable[[bytes, int, Stage], Raw]] = {

@@ -32,7 +32,7 @@ class Raw:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ListRequest:
     """Request for the list. at_s: monotonic time. applied, generation: -1 when it did not say.
 
     has_login: it has user and password, without which an agent does not count its client.
@@ -55,9 +55,9 @@ class ListServer:
     def __init__(self, agent: str, cluster: str) -> None:
         self.agent, self.cluster = agent, cluster
         self.generation = 0
-        self.asked: list[Asked] = []
-        self.lies_told = 0
-        self.on_asked: Callable[[Asked], None] = lambda asked: None
+        self.requests: list[ListRequest] = []
+        self.lies_served = 0
+        self.on_request: Callable[[ListRequest], None] = lambda asked: None
         self._text = b""
         self._lie: Raw | None = None
         self._changed = threading.Condition()
@@ -88,7 +88,7 @@ class ListServer:
 
     def applied(self) -> int:
         """Return the highest generation that the client says it applied."""
-        return max((each.applied for each in list(self.asked)), default=-1)
+        return max((each.applied for each in list(self.requests)), default=-1)
 
     def close(self) -> None:
         with self._changed:
@@ -122,7 +122,7 @@ class ListServer:
             return
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         known = int(query.get("generation", "-1"))
-        asked = Asked(
+        asked = ListRequest(
             time.monotonic(),
             query.get("client", ""),
             query.get("subscription", ""),
@@ -130,8 +130,8 @@ class ListServer:
             known,
             request.headers.get("Authorization", "").startswith("Basic "),
         )
-        self.asked.append(asked)
-        self.on_asked(asked)
+        self.requests.append(asked)
+        self.on_request(asked)
         wait_s = min(float(query.get("wait_s", "0")), WAIT_MAX_S) if known >= 0 else 0.0
         with self._changed:
             self._changed.wait_for(
@@ -150,7 +150,7 @@ class ListServer:
             )
         if lie is not None:
             _answer(request, lie)
-            self.lies_told += 1
+            self.lies_served += 1
         else:
             _answer(request, Raw(b"", 304) if same else good)
 
@@ -171,17 +171,17 @@ class ListServer:
             connection.close()
 
 
-def _answer(request: BaseHTTPRequestHandler, told: Raw) -> None:
+def _answer(request: BaseHTTPRequestHandler, raw: Raw) -> None:
     try:
-        request.send_response(told.status)
-        for name, value in (TYPES | told.headers).items():
+        request.send_response(raw.status)
+        for name, value in (TYPES | raw.headers).items():
             request.send_header(name, value)
-        if told.status != 304:
-            length = len(told.body) if told.length is None else told.length
+        if raw.status != 304:
+            length = len(raw.body) if raw.length is None else raw.length
             request.send_header("Content-Length", str(length))
         request.end_headers()
-        request.wfile.write(told.body)
-        if told.length is not None:
+        request.wfile.write(raw.body)
+        if raw.length is not None:
             request.close_connection = True
     except OSError:
         request.close_connection = True

@@ -24,10 +24,10 @@ class Wrong(Exception):
     """Raised when the client under test does not do as docs/WIRE.md says."""
 
 
-def must(condition: object, told: str) -> None:
+def must(condition: object, fault: str) -> None:
     """Raise Wrong with this text unless the condition holds."""
     if not condition:
-        raise Wrong(told)
+        raise Wrong(fault)
 
 
 class Program:
@@ -84,10 +84,10 @@ class Program:
 
     def register(self, *wanted: str) -> Event:
         """Have it register these, and return its answer."""
-        count = len(self.told("registered"))
+        count = len(self.events_of("registered"))
         self.do("register", wanted=list(wanted))
-        self.until(lambda: len(self.told("registered")) > count, 10, "an answer to register")
-        return self.told("registered")[-1]
+        self.until(lambda: len(self.events_of("registered")) > count, 10, "an answer to register")
+        return self.events_of("registered")[-1]
 
     def publish(
         self,
@@ -112,14 +112,14 @@ class Program:
             self.do("ack", tag=each["tag"])
 
     # What it told.
-    def told(self, key: str) -> list[Event]:
+    def events_of(self, key: str) -> list[Event]:
         """Return the events with this key."""
         with self._news:
             return [each for each in self.events if key in each]
 
     @property
     def deliveries(self) -> list[Event]:
-        return self.told("delivered")
+        return self.events_of("delivered")
 
     @property
     def ids(self) -> list[str]:
@@ -129,13 +129,13 @@ class Program:
     def outcomes(self) -> dict[str, list[str]]:
         """Return id -> outcomes told of it, in order."""
         found: dict[str, list[str]] = {}
-        for each in self.told("outcome"):
+        for each in self.events_of("outcome"):
             found.setdefault(each["id"], []).append(each["outcome"])
         return found
 
     def answered(self, delivery: Event) -> Event | None:
         """Return what it told of the answer to a delivery, None for nothing yet."""
-        told = [each for each in self.told("answered") if each["answered"] == delivery["tag"]]
+        told = [each for each in self.events_of("answered") if each["answered"] == delivery["tag"]]
         return told[-1] if told else None
 
     # Waiting.
@@ -172,7 +172,7 @@ class Program:
 
     def ready(self) -> None:
         """Wait until it reads orders."""
-        self.until(lambda: self.told("ready"), READY_WITHIN_S, '{"ready": true}')
+        self.until(lambda: self.events_of("ready"), READY_WITHIN_S, '{"ready": true}')
 
     def terminate(self) -> None:
         """Send SIGTERM."""

@@ -29,7 +29,7 @@ class Result:
     level: str
     result: str
     seconds: float
-    told: str = ""
+    detail: str = ""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -76,25 +76,25 @@ def topic_of(bus: Bus, case: Case) -> str:
 def judge(bus: Bus, command: Sequence[str], case: Case) -> Result:
     """Run one case. Anything unexpected fails it."""
     began_s = time.monotonic()
-    result, told = PASSED, ""
+    result, detail = PASSED, ""
     try:
         if case.alone and bus.local is None:
             raise NotRun("needs a local cluster, to break it")
         with Stage(bus, command, topic_of(bus, case)) as stage:
-            told = case.run(stage) or ""
+            detail = case.run(stage) or ""
     except NotRun as why:
-        result, told = NOT_RUN, str(why)
+        result, detail = NOT_RUN, str(why)
     except Wrong as why:
-        result, told = FAILED, str(why)
+        result, detail = FAILED, str(why)
     except Exception as fault:
-        result, told = FAILED, f"the kit itself: {type(fault).__name__}: {fault}"
+        result, detail = FAILED, f"the kit itself: {type(fault).__name__}: {fault}"
     return Result(
         number=case.number,
         name=case.name,
         level=case.level,
         result=result,
         seconds=round(time.monotonic() - began_s, 2),
-        told=told,
+        detail=detail,
     )
 
 

@@ -24,7 +24,7 @@ REGISTER_WITHIN_S = 60.0
 HTTP_TIMEOUT_S = 30.0
 KNOWN_S = 0.3
 REFUSED = (401, 403)
-TOLD_CHARS_MAX = 300
+TEXT_CHARS_MAX = 300
 DELAYS = ("delay:1000", "delay:2000")
 
 
@@ -60,9 +60,9 @@ class Bus:
             if status == 200 and json.loads(told)["complete"]:
                 return
             if status in REFUSED:
-                raise OSError(f"agent {self.agents[0]}: HTTP {status}: {told[:TOLD_CHARS_MAX]}")
+                raise OSError(f"agent {self.agents[0]}: HTTP {status}: {told[:TEXT_CHARS_MAX]}")
             time.sleep(0.2)
-        raise OSError(f"topology of the kit is not complete: {told[:TOLD_CHARS_MAX]}")
+        raise OSError(f"topology of the kit is not complete: {told[:TEXT_CHARS_MAX]}")
 
 
 def _post(agent: str, body: str, user: str, password: str) -> tuple[int, str]:
@@ -141,7 +141,7 @@ class Stage:
         with Program(self.command, settings, log, self.bus.patience) as program:
             program.ready()
             yield program
-            garbage = program.told("garbage")
+            garbage = program.events_of("garbage")
             must(not garbage, f"printed a line that is not a JSON object: {garbage[:1]}")
 
     @contextlib.contextmanager
@@ -174,7 +174,9 @@ class Stage:
     def known(self, program: Program, generation: int) -> None:
         """Wait until the client asks for a list newer than this one, and a moment more."""
         program.until(
-            lambda: self.lists.asked[-1].generation >= generation, 15, "the next fetch of the list"
+            lambda: self.lists.requests[-1].generation >= generation,
+            15,
+            "the next fetch of the list",
         )
         time.sleep(KNOWN_S)
 

@@ -21,7 +21,7 @@ from messagebus.stats import Durability, Outcome, Published
 log = logging.getLogger("messagebus.hooks")
 
 # The first failure of a hook is logged, and then each TOLD_EVERY-th one.
-TOLD_EVERY = 10_000
+LOGGED_EVERY = 10_000
 # A member of a slotted class is set past the guard of a frozen one in a third of the time.
 _MEMBERS = [vars(Message)[name] for name in Message.__slots__]
 _COPY = [(member.__get__, member.__set__) for member in _MEMBERS]
@@ -155,7 +155,7 @@ class HookChain:
         """
         if isinstance(fault, KeyboardInterrupt) and _is_main_thread():
             raise fault
-        if self._failures % TOLD_EVERY == 0:
+        if self._failures % LOGGED_EVERY == 0:
             log.warning(
                 "hook failed hook=%s where=%s failures=%d error=%s",
                 type(hook).__name__,

@@ -297,7 +297,7 @@ class _Reader:
                 stuck = stuck + 1 if self._was_dialled and isinstance(fault, LinkLost) else 0
                 if stuck >= STUCK_LINKS:
                     raise NotReady(self._stuck_at(fault)) from None
-                self._driver.told_away(self.broker, fault, time.monotonic() - away_s)
+                self._driver.note_away(self.broker, fault, time.monotonic() - away_s)
                 pause_ms = backoff_ms(
                     failures, first_ms=REDIAL_FIRST_MS, max_ms=REDIAL_MAX_MS, share=random.random()
                 )
@@ -459,7 +459,7 @@ class _Reader:
             self._finish()
         self._driver.wake()
 
-    def _compared(self, offset: int, found: list[Replayed]) -> bool:
+    def _compared(self, offset: int, arrived: list[Replayed]) -> bool:
         """Compare the first message with the last one that was read, and drop what was read before.
 
         False: there is a gap between them, and the link has ended.
@@ -468,13 +468,13 @@ class _Reader:
         assert position is not None
         read = list[Replayed]()
         if offset == position.offset:
-            read = [each for each in found if each.part <= position.part]
+            read = [each for each in arrived if each.part <= position.part]
             same = bool(read) and read[-1].part == position.part
             gap = gap_at(position, read[-1].message_id if same else "")
         else:
             gap = gap_behind(position, offset, offset + 1)
         if gap is None:
-            del found[: len(read)]
+            del arrived[: len(read)]
             return True
         try:
             self._behind(gap, position)
@@ -589,7 +589,7 @@ class ReplayDriver:
             Broker.parse(broker), timeout_ms=whole_ms(self._bus.dial_timeout_max_s)
         )
 
-    def told_away(self, broker: str, why: Exception, away_s: float) -> None:
+    def note_away(self, broker: str, why: Exception, away_s: float) -> None:
         """Take note that a broker is out of reach. Raises NotReady when it was for too long."""
         log.info("stream not read broker=%s reason=%r", broker, str(why))
         if self._away_s is not None and away_s >= self._away_s:

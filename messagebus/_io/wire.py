@@ -22,9 +22,9 @@ from messagebus.topology import Options, Wanted
 if TYPE_CHECKING:
     from messagebus._io.amqp.link import Link
 
-OUTAGE_TOLD_EVERY_MS = 60_000
+OUTAGE_LOGGED_EVERY_MS = 60_000
 # A registration answers within 10 s, and settling a queue takes 4 s of them.
-ABSENT_TOLD_AFTER_MS = 10_000
+ABSENT_LOGGED_AFTER_MS = 10_000
 # Text for a TimeoutError, which has none.
 TOO_LATE = "no answer in time"
 # A question for news of homes ends after this.
@@ -38,7 +38,7 @@ class Outage:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._since_ms = self._told_ms = self._dials = 0
+        self._since_ms = self._logged_ms = self._dials = 0
 
     def dial_failed(self, broker: str, fault: Exception) -> None:
         """Note a dial that failed while the client has no link.
@@ -49,10 +49,10 @@ class Outage:
         now = monotonic_ms()
         self._since_ms = self._since_ms or now
         self._dials += 1
-        if is_absent(fault) and now - self._since_ms < ABSENT_TOLD_AFTER_MS:
+        if is_absent(fault) and now - self._since_ms < ABSENT_LOGGED_AFTER_MS:
             return
-        if not self._told_ms or now - self._told_ms >= OUTAGE_TOLD_EVERY_MS:
-            self._told_ms = now
+        if not self._logged_ms or now - self._logged_ms >= OUTAGE_LOGGED_EVERY_MS:
+            self._logged_ms = now
             self._log.warning(
                 "no broker is reached broker=%s for_s=%d dials=%d reason=%r docs=%s",
                 *(broker, (now - self._since_ms) // 1_000, self._dials, str(fault) or TOO_LATE),
@@ -61,10 +61,10 @@ class Outage:
 
     def over(self, broker: str) -> None:
         """Note a link."""
-        if self._told_ms:
+        if self._logged_ms:
             for_s = (monotonic_ms() - self._since_ms) // 1_000
             self._log.warning("reconnected broker=%s after_s=%d", broker, for_s)
-        self._since_ms = self._told_ms = self._dials = 0
+        self._since_ms = self._logged_ms = self._dials = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ class Topology(Protocol):
         *,
         timeout_ms: int,
         enough: bool = False,
-        told: Callable[[Registration], None] | None = None,
+        on_answer: Callable[[Registration], None] | None = None,
     ) -> Registration:
         """Create these on every broker; repeat until complete or the time is over.
 
-        enough: one broker that holds it will do. told: called with each answer. Raises
+        enough: one broker that holds it will do. on_answer: called with each answer. Raises
         RegistrationIncomplete, TopologyMismatch, LoginRefused or NameInvalid.
         """
 

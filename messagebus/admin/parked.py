@@ -364,7 +364,7 @@ class _Work:
                 self.faults[f"{source} on {broker}"] = "there is no parking queue of it"
         return {source: count for source, count in found.items() if count}
 
-    async def each(
+    async def on_each_source(
         self,
         broker: str,
         sources: Sequence[Parked],
@@ -389,7 +389,7 @@ class _Work:
 
         async def there(broker: str) -> list[T]:
             async with at_once:
-                return await self.each(broker, sources, lambda *args: do(broker, *args))
+                return await self.on_each_source(broker, sources, lambda *args: do(broker, *args))
 
         return [one for some in await asyncio.gather(*map(there, self.brokers)) for one in some]
 
@@ -398,7 +398,7 @@ async def _count(work: _Work) -> ParkedCounts:
     async def count(broker: str, parking: Parking, source: Parked, ready: int) -> ParkedCount:
         tally = _Tally(work.choice)
         looked = await parking.look(source, ready, SCAN_MAX, tally.see)
-        return tally.told(str(source), broker, looked)
+        return tally.counted(str(source), broker, looked)
 
     counts = await work.everywhere(count)
     counts = [each for each in counts if each.count or each.unseen]
@@ -425,14 +425,14 @@ class _Tally:
                 self._oldest_ms = min(facts.parked_ms, self._oldest_ms or facts.parked_ms)
         return True
 
-    def told(self, name: str, broker: str, looked: Inspection) -> ParkedCount:
+    def counted(self, name: str, broker: str, inspection: Inspection) -> ParkedCount:
         return ParkedCount(
             name=name,
             broker=broker,
             count=self._reasons.total(),
             oldest_ms=self._oldest_ms,
             reasons=dict(self._reasons.most_common()),
-            unseen=looked.ready - looked.seen,
+            unseen=inspection.ready - inspection.shown,
         )
 
 
@@ -451,8 +451,8 @@ async def _read(work: _Work, count_max: int) -> ParkedMessages:
 
         looked = await parking.look(source, ready, at_most, see)
         wanted = min(ready, count_max) if work.choice.is_everything else ready
-        if len(found) < count_max and looked.seen < wanted:
-            told = f"{looked.seen:,} of {ready:,} parked messages were looked at"
+        if len(found) < count_max and looked.shown < wanted:
+            told = f"{looked.shown:,} of {ready:,} parked messages were looked at"
             work.faults[f"{source} on {broker}"] = told
         return found
 
@@ -503,7 +503,7 @@ async def _move(
             if (left := most - done.total()) > 0:
                 await move(parking, source, ready, count_max=left, on_moved=moved)
 
-        await work.each(broker, sources, there)
+        await work.on_each_source(broker, sources, there)
     return ParkedMoved({place: count for place, count in done.items() if count}, *work.ends)
 
 

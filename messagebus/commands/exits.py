@@ -137,11 +137,11 @@ def run(
         found = code_of(fault, codes)
         why = hint() if found is not Exit.USAGE else ""
         docs = f" [{place}]" if (place := docs_of(fault)) else ""
-        return failed(f"{_told(fault)}{why}{docs}", found)
+        return failed(f"{_text_of(fault)}{why}{docs}", found)
     return int(code) if isinstance(code, int) else Exit.DONE
 
 
-def _told(fault: BaseException) -> str:
+def _text_of(fault: BaseException) -> str:
     if isinstance(fault, OSError) and fault.filename is not None and fault.strerror:
         return f"{fault.filename}: {fault.strerror}"
     return reason_of(fault)

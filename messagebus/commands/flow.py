@@ -118,7 +118,7 @@ class Sending:
         told = ", ".join(f"{end.value} {n}" for end, n in sorted(self.ends.items(), key=str))
         say(f"published {self.ends.total()}: {told or 'nothing to publish'}", err=True)
 
-    def told(self) -> Exit:
+    def report_ends(self) -> Exit:
         """Tell the outcomes and return the exit code."""
         ends = self.ends
         if self.unroutable and (near := directory.nearest(self.bus, self.unroutable)):
@@ -232,21 +232,21 @@ def publish(
                     progress.at(sending.ends.total(), share=share)
         except OSError as fault:
             raise click.UsageError(f"{file}: {fault.strerror}") from fault
-    return sending.told()
+    return sending.report_ends()
 
 
 def send(
     sending: Sending,
     destination: Destination,
-    each: Enveloped,
+    enveloped: Enveloped,
     options: Options,
     headers: dict[str, str],
     new_ids: bool,
 ) -> None:
     """Publish a message. options, headers: go before its own."""
-    message, said = each.message, options
-    if each.delay_s and not options.keys() & {"deliver_after_s", "deliver_at"}:
-        said = {**said, "deliver_after_s": each.delay_s}
+    message, said = enveloped.message, options
+    if enveloped.delay_s and not options.keys() & {"deliver_after_s", "deliver_at"}:
+        said = {**said, "deliver_after_s": enveloped.delay_s}
     if headers:
         said = {**said, "headers": {**message.headers, **headers}}
     if new_ids:
@@ -254,18 +254,18 @@ def send(
     sending.send(destination, message, said)
 
 
-def _header(said: str) -> tuple[str, str]:
-    name, equals, value = said.partition("=")
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
     if not (name and equals):
-        raise click.UsageError(f"--header {said!r}: NAME=VALUE wanted")
+        raise click.UsageError(f"--header {text!r}: NAME=VALUE wanted")
     return name, value
 
 
-def _moment(said: str) -> datetime:
+def _moment(text: str) -> datetime:
     try:
-        return datetime.fromisoformat(said).astimezone()
+        return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError) as fault:
-        raise click.UsageError(f"--at {said!r}: a time wanted, such as 2030-01-31T08:00") from fault
+        raise click.UsageError(f"--at {text!r}: a time wanted, such as 2030-01-31T08:00") from fault
 
 
 def _type_of(file: Path, form: str | None) -> str:
@@ -319,7 +319,7 @@ def envelopes_of(source: IO[bytes]) -> Iterator[Enveloped]:
 def layout_option(command: Any) -> Any:
     """Add --format: a line chosen by the user."""
 
-    def made(_context: object, _option: object, text: str | None) -> Layout | None:
+    def parse_layout(_context: object, _option: object, text: str | None) -> Layout | None:
         try:
             return None if text is None else Layout(text)
         except ValueError as fault:
@@ -328,7 +328,7 @@ def layout_option(command: Any) -> Any:
     return click.option(
         "--format",
         "layout",
-        callback=made,
+        callback=parse_layout,
         help="Print '{time} {broker} {key} {header[shop]} {json[a][b]} {body:.80}'.",
     )(command)
 

@@ -74,7 +74,7 @@ def iso(ms: int | None, timespec: str = "milliseconds") -> str | None:
 def option_anywhere(group: click.Group, option: click.Option) -> None:
     """Give the group and each of its commands this option. Where it occurs twice, the last counts.
 
-    No function gets its value: see `said`.
+    No function gets its value: see `option_value`.
     """
     option.expose_value = False
     option.callback = _keep
@@ -89,7 +89,7 @@ def option_anywhere(group: click.Group, option: click.Option) -> None:
     give(group)
 
 
-def said(name: str) -> Any:
+def option_value(name: str) -> Any:
     """Return the value of such an option in the command that runs; None when it was not given."""
     context = click.get_current_context(silent=True)
     return None if context is None else context.meta.get(_key(name))

@@ -67,10 +67,10 @@ _table_option = click.option(
 )
 
 
-def number(name: str, low: int, high: int | None, default: int, told: str) -> Callable[[F], F]:
+def number(name: str, low: int, high: int | None, default: int, help_text: str) -> Callable[[F], F]:
     """Return the option of a whole number from low to high, with its default in the help."""
     allowed = click.IntRange(low, high)
-    return click.option(name, type=allowed, default=default, show_default=True, help=told)
+    return click.option(name, type=allowed, default=default, show_default=True, help=help_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def relay(
 
 
 async def _relay(
-    made: AsyncRelay, shown: str, once: bool, metrics: str | None, names: tuple[str, ...]
+    relay: AsyncRelay, shown: str, once: bool, metrics: str | None, names: tuple[str, ...]
 ) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -203,38 +203,38 @@ async def _relay(
 
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, asked)
-    server = None if metrics is None else _serve(metrics, names, made)
+    server = None if metrics is None else _serve(metrics, names, relay)
     try:
-        await made.start(require="one")
+        await relay.start(require="one")
         if sys.stderr.isatty():
             say(f"messagebus: relaying {shown}; Ctrl-C ends it", err=True)
-        waiting = [asyncio.create_task(stopped.wait()), asyncio.create_task(made.ended())]
+        waiting = [asyncio.create_task(stopped.wait()), asyncio.create_task(relay.ended())]
         if once:
-            waiting.append(asyncio.create_task(_until_drained(made)))
+            waiting.append(asyncio.create_task(_until_drained(relay)))
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         failed = waiting[1].done()
         for task in waiting:
             task.cancel()
-        left = await made.stop(STOP_TIMEOUT_S)
+        left = await relay.stop(STOP_TIMEOUT_S)
     finally:
         if server is not None:
             server.close()
-    found = made.stats()
+    found = relay.stats()
     say(f"messagebus: published {plural(found.published, 'row')}, parked {found.parked}", err=True)
     if left:
         say(f"messagebus: {plural(left, 'publish')} without an answer; they go out again", err=True)
     return Exit.FAILED if failed or left else Exit.DONE
 
 
-async def _until_drained(made: AsyncRelay) -> None:
-    asking = asyncio.create_task(made.drained())
+async def _until_drained(relay: AsyncRelay) -> None:
+    asking = asyncio.create_task(relay.drained())
     with Progress("published", "row") as progress:
         try:
             while not (asking.done() and asking.result()):
                 if asking.done():
-                    asking = asyncio.create_task(made.drained())
+                    asking = asyncio.create_task(relay.drained())
                 await asyncio.wait([asking], timeout=LOOK_S)
-                stats = made.stats()
+                stats = relay.stats()
                 if stats.rows_waiting is not None:
                     progress.total = stats.published + stats.rows_waiting
                 progress.at(stats.published)
@@ -242,8 +242,8 @@ async def _until_drained(made: AsyncRelay) -> None:
             asking.cancel()
 
 
-def _serve(metrics: str, names: tuple[str, ...], made: AsyncRelay) -> Any:
+def _serve(metrics: str, names: tuple[str, ...], relay: AsyncRelay) -> Any:
     from messagebus.http.probes import ProbeServer, parse_address
     from messagebus.worker.health import relay_answers
 
-    return ProbeServer(parse_address(metrics), relay_answers(made), names=names)
+    return ProbeServer(parse_address(metrics), relay_answers(relay), names=names)

@@ -31,7 +31,7 @@ class Lease(NamedTuple):
 
 class Ask(NamedTuple):
     """The order to renew our leases but those of `release`, to take those of `take` that are still free, and
-    to read the table; then call `seen` or `unseen`.
+    to read the table; then call `leased` or `unseen`.
     """
 
     take: tuple[int, ...]
@@ -82,12 +82,12 @@ class Shares:
         order = [(self._first + number) % SHARDS for number in range(SHARDS)]
         return tuple(shard for shard in order if shard in self._free)[:room]
 
-    def seen(self, leases: Sequence[Lease], relays: int, asked_ms: int) -> None:
-        """Take the answer. relays: how many there are, with us. asked_ms: before the question was sent."""
+    def leased(self, leases: Sequence[Lease], relays: int, sent_ms: int) -> None:
+        """Take the answer. relays: how many there are, with us. sent_ms: before the question was sent."""
         known = {lease.shard: lease for lease in leases}
         margin_ms = self._lease_ms // MARGIN_PARTS
         self._until_ms = {
-            lease.shard: asked_ms + lease.left_ms - margin_ms
+            lease.shard: sent_ms + lease.left_ms - margin_ms
             for lease in leases
             if lease.ours and lease.left_ms > 0
         }
@@ -99,7 +99,7 @@ class Shares:
         elif not self._leaving:
             self._leaving = set(sorted(self._until_ms)[self._fair :])
         at_once = not self._stopping and bool(self._wanted())
-        self._due_ms = asked_ms if at_once else asked_ms + self._lease_ms // RENEWALS
+        self._due_ms = sent_ms if at_once else sent_ms + self._lease_ms // RENEWALS
 
     def unseen(self, now_ms: int, wait_ms: int) -> None:
         """Record that there was no answer; ask again after wait_ms. Leases end by themselves."""

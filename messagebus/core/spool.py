@@ -325,10 +325,10 @@ class SpoolIndex:
 
     def written(self, number: int, lane: str, ms: int, size: int) -> None:
         """Record that this one is safely on the disk, in the last segment."""
-        self.found(self.segments[-1], number, lane, ms)
+        self.load_record(self.segments[-1], number, lane, ms)
         self.segments[-1].end += size
 
-    def found(self, segment: Segment, number: int, lane: str, ms: int) -> None:
+    def load_record(self, segment: Segment, number: int, lane: str, ms: int) -> None:
         """Record that a segment holds this record; one that the cursor says is confirmed does not count."""
         state = self._lanes.setdefault(lane, _Lane())
         segment.records += 1
@@ -429,16 +429,16 @@ class SpoolIndex:
             self.deleted = self.segments[0].first - 1 if self.segments else self.last_number
         return gone
 
-    def forget(self, segment: Segment, until: int, seen: Mapping[str, Collection[int]]) -> int:
+    def forget(self, segment: Segment, until: int, readable: Mapping[str, Collection[int]]) -> int:
         """Give up the records of a segment that cannot be read, up to the number `until`.
 
-        seen: lane -> numbers that can be read. Those under way are kept, too. Returns how many are lost.
+        readable: lane -> numbers that can be read. Those under way are kept, too. Returns how many are lost.
         """
         lost = 0
         for name, waiting in segment.waiting.items():
             lane = self._lanes[name]
             kept = {n for n in lane.under_way if segment.first <= n <= until}
-            kept.update(n for n in seen.get(name, ()) if n > lane.done and n not in lane.later)
+            kept.update(n for n in readable.get(name, ()) if n > lane.done and n not in lane.later)
             count = waiting - len(kept)
             lane.waiting -= count
             lane.unread -= count

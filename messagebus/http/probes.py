@@ -109,10 +109,10 @@ class ProbeServer:
             self._make(path, made)
         return await asyncio.shield(made)
 
-    def _make(self, path: str, made: asyncio.Future[Answer]) -> None:
+    def _make(self, path: str, future: asyncio.Future[Answer]) -> None:
         def tell(answer: Answer) -> None:
             del self._under_way[path]
-            made.set_result(answer)
+            future.set_result(answer)
 
         def make() -> None:
             try:

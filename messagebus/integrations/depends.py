@@ -90,7 +90,7 @@ def inject(handler: H) -> H:
                 known: dict[Any, Any] = {}
                 for name, (need, cached) in plan.needs.items():
                     if name not in given:
-                        given[name] = await _made_async(need, cached, delivery, known, stack)
+                        given[name] = await _resolved_async(need, cached, delivery, known, stack)
                 return await handler(*args, **given)
     else:
 
@@ -101,7 +101,7 @@ def inject(handler: H) -> H:
                 known: dict[Any, Any] = {}
                 for name, (need, cached) in plan.needs.items():
                     if name not in given:
-                        given[name] = _made(need, cached, delivery, known, stack)
+                        given[name] = _resolved(need, cached, delivery, known, stack)
                 return handler(*args, **given)
 
     injected.__signature__ = own.replace(parameters=left)  # type: ignore[attr-defined]
@@ -138,25 +138,25 @@ def _any_delivery(plan: _Plan) -> bool:
     return plan.delivery is not None or any(_any_delivery(p) for p, _ in plan.needs.values())
 
 
-def _made(
+def _resolved(
     plan: _Plan, cached: bool, delivery: Delivery | None, known: dict[Any, Any], stack: Any
 ) -> Any:
     if cached and plan.call in known:
         return known[plan.call]
-    given = {n: _made(p, c, delivery, known, stack) for n, (p, c) in plan.needs.items()}
+    given = {n: _resolved(p, c, delivery, known, stack) for n, (p, c) in plan.needs.items()}
     found = _begun(plan, given, delivery, stack)
     known[plan.call] = found
     return found
 
 
-async def _made_async(
+async def _resolved_async(
     plan: _Plan, cached: bool, delivery: Delivery | None, known: dict[Any, Any], stack: Any
 ) -> Any:
     if cached and plan.call in known:
         return known[plan.call]
     given = {}
     for name, (need, own_cached) in plan.needs.items():
-        given[name] = await _made_async(need, own_cached, delivery, known, stack)
+        given[name] = await _resolved_async(need, own_cached, delivery, known, stack)
     if inspect.isasyncgenfunction(plan.call):
         if plan.delivery is not None:
             given[plan.delivery] = delivery

@@ -31,8 +31,8 @@ from messagebus.observing.snapshot import (
     Answer,
     Balancer,
     Bus,
+    ObservedBroker,
     Outcomes,
-    Seen,
     Server,
     merged,
     read_answer,
@@ -63,7 +63,7 @@ REFUSED = "login refused"
 
 @dataclass(slots=True)
 class _Agent:
-    """The knowledge of one agent. silent_since_ms, fault: as of `Seen`."""
+    """The knowledge of one agent. silent_since_ms, fault: as of `ObservedBroker`."""
 
     last: Answer | None = None
     fault: str = "not asked yet"
@@ -180,7 +180,7 @@ class Asker:
         now_ms, listed = wall_ms(), self._list
         return Bus(
             at_ms=now_ms,
-            brokers=tuple(self._seen(each) for each in listed or ()),
+            brokers=tuple(self._observed(each) for each in listed or ()),
             cluster=listed.cluster if listed else "",
             generation=listed.generation if listed else 0,
             list_age_ms=max(0, now_ms - self._list_at_ms),
@@ -189,9 +189,9 @@ class Asker:
             outcomes=self._outcomes,
         )
 
-    def _seen(self, listed: ListedBroker) -> Seen:
+    def _observed(self, listed: ListedBroker) -> ObservedBroker:
         agent = self._agents.get(listed.broker.name) or _Agent()
-        return Seen(
+        return ObservedBroker(
             broker=listed.broker.name,
             fault=agent.fault,
             last=agent.last,
@@ -354,13 +354,13 @@ class Asker:
             self._outcomes = replace(self._outcomes, fault=fault)
 
 
-def read_series(said: Any) -> tuple[tuple[str, int], ...]:
+def read_series(answer: Any) -> tuple[tuple[str, int], ...]:
     """Read Prometheus' answer to UNKNOWN_QUERY. Raises ValueError for anything else."""
     try:
         found = [
             (" on ".join(str(each["metric"].get(key, "?"))[:200] for key in ("client", "instance")),
              math.ceil(float(each["value"][1])))
-            for each in said["data"]["result"][:SERIES_MAX]
+            for each in answer["data"]["result"][:SERIES_MAX]
         ]  # fmt: skip
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError):
         raise ValueError("not an answer of Prometheus") from None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from messagebus.observing.snapshot import Answer, Bus, Seen
+from messagebus.observing.snapshot import Answer, Bus, ObservedBroker
 from messagebus.observing.totals import SOURCES
 
 
@@ -49,7 +49,7 @@ def _changes(old: Bus, new: Bus) -> Iterator[Event]:
                 yield Event(at_ms=at_ms, kind="balancer", about=server.name, text=text)
 
 
-def _of_broker(old: Seen, new: Seen, at_ms: int) -> Iterator[Event]:
+def _of_broker(old: ObservedBroker, new: ObservedBroker, at_ms: int) -> Iterator[Event]:
     name = new.broker
     was_silent, is_silent = (bool(seen.fault) and not seen.is_away for seen in (old, new))
     if was_silent != is_silent:
@@ -79,9 +79,9 @@ def _of_broker(old: Seen, new: Seen, at_ms: int) -> Iterator[Event]:
     yield from _of_consumers(old.last, new.last, at_ms)
 
 
-def _is_away_unsaid(seen: Seen) -> bool:
+def _is_away_unsaid(observed: ObservedBroker) -> bool:
     """Return whether a broker is away, and its last state does not say so yet."""
-    return seen.is_refused_for_broker and (seen.last is None or seen.last.state.linked)
+    return observed.is_refused_for_broker and (observed.last is None or observed.last.state.linked)
 
 
 def _of_consumers(old: Answer, new: Answer, at_ms: int) -> Iterator[Event]:

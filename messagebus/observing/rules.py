@@ -25,7 +25,7 @@ STEPS_KEPT = 6
 # With all rows, 64 brokers of 500 names are 10 MB; older steps keep the rows of parking queues.
 STEPS_WHOLE = 2
 DISK_SAMPLES = 60
-NAMES_TOLD = 3
+NAMES_SHOWN = 3
 SKEW_MS_MAX = 2_000
 UNKNOWN_REASON = "unknown"
 # Publishers choose another broker when their connection ends, after ten minutes by default.
@@ -165,7 +165,7 @@ class Raised:
     since_ms: int
     on: tuple[str, ...] = ()
     waiting: int = 0
-    is_seen: bool = True
+    is_present: bool = True
 
     @property
     def subject(self) -> str:
@@ -204,13 +204,13 @@ class Attention:
                 )  # fmt: skip
         for key, known in self._held.items():
             if key not in held and not silent.isdisjoint((known.about, *known.on)):
-                held[key] = replace(known, is_seen=False)
+                held[key] = replace(known, is_present=False)
         self._past.add(bus)
         long = {
             key
             for key, each in held.items()
             if key in self._long
-            or (each.is_seen and bus.at_ms - each.since_ms >= each.rule.for_s * 1000)
+            or (each.is_present and bus.at_ms - each.since_ms >= each.rule.for_s * 1000)
         }
         self._held, self._long = held, long
         return tuple(sorted(_unsaid([held[key] for key in long]), key=_urgency))
@@ -283,8 +283,8 @@ def _is_full(row: Row) -> bool:
 
 def _some(names: Iterable[str]) -> str:
     listed = sorted(names)
-    more = len(listed) - NAMES_TOLD
-    return ", ".join(listed[:NAMES_TOLD]) + (f" and {more} more" if more > 0 else "")
+    more = len(listed) - NAMES_SHOWN
+    return ", ".join(listed[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _s(verb: str, count: int) -> str:
@@ -292,10 +292,10 @@ def _s(verb: str, count: int) -> str:
     return {"are": "is"}.get(verb, f"{verb}s") if count == 1 else verb
 
 
-def _by_name(found: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Group brokers by the name that something is found of there."""
+def _by_name(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Group brokers by the name that a rule is about there."""
     grouped = dict[str, list[str]]()
-    for name, broker in found:
+    for name, broker in pairs:
         grouped.setdefault(name, []).append(broker)
     return grouped
 

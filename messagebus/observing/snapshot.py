@@ -229,7 +229,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ObservedBroker:
     """One broker of the list at one time. fault: why its agent did not answer; "" when it did.
 
     last: its last answer, also an old one; None when there was none. silent_since_ms: of the first failure
@@ -309,7 +309,7 @@ class Bus:
     """
 
     at_ms: int
-    brokers: tuple[Seen, ...]
+    brokers: tuple[ObservedBroker, ...]
     cluster: str = ""
     generation: int = 0
     list_age_ms: int = 0
@@ -334,7 +334,7 @@ class Bus:
         kinds = ("sub", "queue")
         return tuple(sorted({name for name, kind in chain.from_iterable(lasts) if kind in kinds}))
 
-    def find(self, broker: str) -> Seen | None:
+    def find(self, broker: str) -> ObservedBroker | None:
         """Return what was seen of a broker, ``host:port``; None for one that is not on the list."""
         return next((seen for seen in self.brokers if seen.broker == broker), None)
 
@@ -367,14 +367,14 @@ def answer_to_json(answer: Answer, now_ms: int) -> dict[str, Any]:
     }
 
 
-def read_answer(told: Any, *, received_at_ms: int) -> Answer:
+def read_answer(raw: Any, *, received_at_ms: int) -> Answer:
     """Read an agent's answer. Unknown keys and columns are passed over.
 
     Raises ValueError for everything that is none: agents of other versions, or none at all, may answer.
     """
-    if not isinstance(told, dict):
+    if not isinstance(raw, dict):
         raise ValueError("an object wanted")
-    columns, rows = told.get("columns"), told.get("queues")
+    columns, rows = raw.get("columns"), raw.get("queues")
     if not isinstance(columns, list) or not isinstance(rows, list) or len(rows) > ROWS_MAX:
         raise ValueError(f"columns, and at most {ROWS_MAX} queues wanted")
     try:
@@ -382,23 +382,23 @@ def read_answer(told: Any, *, received_at_ms: int) -> Answer:
     except ValueError as fault:
         raise ValueError(f"columns: {fault}") from None
     read = [_row(each, places, received_at_ms) for each in rows]
-    counted_ms, swept_ms = told.get("counted_ms"), told.get("swept_ms")
+    counted_ms, swept_ms = raw.get("counted_ms"), raw.get("swept_ms")
     return Answer(
-        broker=_value(str, told.get("broker"), "broker"),
-        life=_value(str, told.get("life"), "life"),
-        at_ms=_value(int, told.get("at_ms"), "at_ms"),
+        broker=_value(str, raw.get("broker"), "broker"),
+        life=_value(str, raw.get("life"), "life"),
+        at_ms=_value(int, raw.get("at_ms"), "at_ms"),
         received_at_ms=received_at_ms,
-        state=_object(State, told.get("state"), "state"),
+        state=_object(State, raw.get("state"), "state"),
         rows={(row.name, row.kind): row for row in read},
-        mark=_value(str, told.get("mark", ""), "mark"),
+        mark=_value(str, raw.get("mark", ""), "mark"),
         counted_at_ms=_at(_value(int | None, counted_ms, "counted_ms"), received_at_ms),
         swept_at_ms=_at(_value(int | None, swept_ms, "swept_ms"), received_at_ms),
-        room=_value(Room | None, told.get("room"), "room"),
-        totals=_value(Totals | None, told.get("totals"), "totals"),
-        clients=_value(tuple[Client, ...], told.get("clients", []), "clients"),
-        consumers=_value(tuple[Consumer, ...], told.get("consumers", []), "consumers"),
-        client_count=_value(int, told.get("client_count", 0), "client_count"),
-        whole=_value(bool, told.get("whole", True), "whole"),
+        room=_value(Room | None, raw.get("room"), "room"),
+        totals=_value(Totals | None, raw.get("totals"), "totals"),
+        clients=_value(tuple[Client, ...], raw.get("clients", []), "clients"),
+        consumers=_value(tuple[Consumer, ...], raw.get("consumers", []), "consumers"),
+        client_count=_value(int, raw.get("client_count", 0), "client_count"),
+        whole=_value(bool, raw.get("whole", True), "whole"),
     )
 
 
@@ -408,10 +408,10 @@ def _row_to_json(row: Row, now_ms: int) -> list[Any]:
     return [*first, *ages, row.oldest_is_least]
 
 
-def _row(told: Any, places: list[int], received_at_ms: int) -> Row:
-    if not isinstance(told, list) or len(told) <= max(places):
+def _row(raw: Any, places: list[int], received_at_ms: int) -> Row:
+    if not isinstance(raw, list) or len(raw) <= max(places):
         raise ValueError("queues: rows as long as columns wanted")
-    cells = [told[at] for at in places]
+    cells = [raw[at] for at in places]
     name, kind, ready, unacked, consumers, arrived, departed, *ages, is_least = cells
     if not (type(name) is str and len(name) <= TEXT_MAX and name.isascii()):
         name = _value(str, name, "queues: a name")
@@ -450,14 +450,14 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _object(kind: Any, told: Any, where: str) -> Any:
+def _object(kind: Any, raw: Any, where: str) -> Any:
     """Read a dataclass; a key that is not there has its default. Raises ValueError."""
-    if not isinstance(told, dict):
+    if not isinstance(raw, dict):
         raise ValueError(f"{where}: an object wanted")
     known = {
-        key: _value(hint, told[key], f"{where}.{key}")
+        key: _value(hint, raw[key], f"{where}.{key}")
         for key, hint in _hints(kind).items()
-        if key in told
+        if key in raw
     }
     try:
         return kind(**known)
@@ -465,32 +465,32 @@ def _object(kind: Any, told: Any, where: str) -> Any:
         raise ValueError(f"{where}: {fault}") from None
 
 
-def _value(hint: Any, told: Any, where: str) -> Any:
+def _value(hint: Any, raw: Any, where: str) -> Any:
     """Read a value of a field's type. Raises ValueError."""
     match get_origin(hint), get_args(hint):
         case origin, (each, *_) if origin is tuple:
-            return _several(each, told, where)
+            return _several(each, raw, where)
         case origin, choices if origin is Literal:
-            if told in choices:
-                return told
+            if raw in choices:
+                return raw
         case origin, (inner, other) if origin is UnionType and other is NoneType:
-            return None if told is None else _value(inner, told, where)
+            return None if raw is None else _value(inner, raw, where)
         case _ if hint in (int, bool, str):
-            if type(told) is hint and not (hint is int and abs(told) > NUMBER_MAX):
+            if type(raw) is hint and not (hint is int and abs(raw) > NUMBER_MAX):
                 if hint is not str:
-                    return told
-                if len(told) <= TEXT_MAX:
+                    return raw
+                if len(raw) <= TEXT_MAX:
                     # Half a surrogate pair has no place in UTF-8.
-                    return told.encode("utf-8", "replace").decode()
+                    return raw.encode("utf-8", "replace").decode()
         case _:
-            return _object(hint, told, where)
+            return _object(hint, raw, where)
     raise ValueError(f"{where}: not a {getattr(hint, '__name__', hint)}")
 
 
-def _several(each: Any, told: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(told, list) or len(told) > CLIENTS_MAX:
+def _several(hint: Any, raw: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(raw, list) or len(raw) > CLIENTS_MAX:
         raise ValueError(f"{where}: at most {CLIENTS_MAX} wanted")
-    return tuple(_value(each, one, where) for one in told)
+    return tuple(_value(hint, one, where) for one in raw)
 
 
 def rows_of(bus: Bus, name: str, kinds: Iterable[Kind] = ("sub", "queue")) -> dict[str, Row]:

@@ -66,7 +66,7 @@ class Sum:
         return bool(self.without)
 
     @property
-    def told(self) -> str:
+    def coverage(self) -> str:
         """The brokers that the sum is of, in words; "" when nothing is missing."""
         if not self.without:
             return ""

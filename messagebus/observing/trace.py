@@ -46,7 +46,7 @@ class Evidence:
     """All that was found out about one id, or the beginning of one.
 
     parked: as `messagebus.admin.read_parked` returns them. recorded: rows of a recording, with ``at_ms``.
-    told: rows of the agents' trails, which clients told.
+    trail: rows that clients reported to the agents' trails.
     published_ms: since 1970, as somebody said. topic: as somebody said. faults: places that could not be
     looked at -> why.
     """
@@ -54,7 +54,7 @@ class Evidence:
     id: str
     parked: Sequence[Any] = ()
     recorded: Sequence[Mapping[str, Any]] = ()
-    told: Sequence[Mapping[str, Any]] = ()
+    trail: Sequence[Mapping[str, Any]] = ()
     published_ms: int | None = None
     topic: str = ""
     faults: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Trace:
 
 def trace(evidence: Evidence, bus: Bus) -> Trace:
     """Conclude where a message is."""
-    lines = [*_of_id(evidence.id), *_of_recorded(evidence), *_of_told(evidence)]
+    lines = [*_of_id(evidence.id), *_of_recorded(evidence), *_of_trail(evidence)]
     lines += _of_parked(evidence)
     if not any(each.verdict == "parked" for each in lines):
         lines += _of_waiting(evidence, bus)
@@ -145,9 +145,9 @@ def _of_recorded(evidence: Evidence) -> list[Line]:
     return lines
 
 
-def _of_told(evidence: Evidence) -> list[Line]:
+def _of_trail(evidence: Evidence) -> list[Line]:
     lines = []
-    for row in evidence.told:
+    for row in evidence.trail:
         what, who = row.get("what", ""), row.get("client", "a client")
         is_publish, error = what.startswith("published"), row.get("error")
         runs = f", run {attempt}" if (attempt := row.get("attempt", 0)) > 1 else ""
@@ -168,7 +168,7 @@ def _of_told(evidence: Evidence) -> list[Line]:
 
 def _publish_of(evidence: Evidence) -> tuple[str, int | None]:
     """Return topic or queue of a message, "" when not known, and the time of its first publish."""
-    told = [r for r in evidence.told if r.get("what", "").startswith("published")]
+    told = [r for r in evidence.trail if r.get("what", "").startswith("published")]
     topics = [str(r["topic"]) for r in evidence.recorded if "topic" in r]
     topics += [r["name"].removeprefix("queue:") for r in told if r.get("name")]
     published = [r["at_ms"] for r in evidence.recorded if "outcome" in r and r.get("at_ms")]
@@ -229,7 +229,7 @@ def _of_row(row: Row, broker: str, since_ms: int | None, counted_ms: int, now_ms
     return Line("may wait", text, "counts and ages of the agents", row.name, broker)
 
 
-def rows_of(told: Trace) -> Iterable[dict[str, Any]]:
+def rows_of(trace: Trace) -> Iterable[dict[str, Any]]:
     """Return the lines as JSON has them."""
     return (
         {
@@ -240,5 +240,5 @@ def rows_of(told: Trace) -> Iterable[dict[str, Any]]:
             "text": each.text,
             "known": each.known,
         }
-        for each in told.lines
+        for each in trace.lines
     )

@@ -176,7 +176,7 @@ class TableExchanges:
             if name.isdecimal()
         ]
         relays = sum(not name.isdecimal() and left_ms > 0 for name, _, left_ms in found)
-        self.shares.seen(leases, relays, now)
+        self.shares.leased(leases, relays, now)
         self._rows.own(self.shares.until_ms())
         if misplaced := await self._run([], (self._table.misplaced(), ())):
             ids: defaultdict[int, list[int]] = defaultdict(list)

@@ -59,7 +59,7 @@ class Codec(typing.Protocol):
 
 
 # Faults of a validator that are shown; all of them may be as long as the payload.
-FAULTS_TOLD_MAX = 5
+FAULTS_SHOWN_MAX = 5
 
 
 def reader(annotation: Any, codecs: Iterable[Codec] = ()) -> Reader:
@@ -237,7 +237,7 @@ def _validating(validate: Callable[..., Any], annotation: Any) -> Callable[[Any]
         try:
             return validate(value, strict=strict)
         except ValidationError as fault:
-            raise WrongPayload(_told(fault.errors(**_NO_VALUES))) from None  # it shows values
+            raise WrongPayload(_described(fault.errors(**_NO_VALUES))) from None  # it shows values
         except (KeyboardInterrupt, MemoryError):
             raise
         except BaseException as fault:  # the application's own validators may raise anything
@@ -274,9 +274,9 @@ def _again(value: Any) -> str:
             return json_text(value)
 
 
-def _inexact(said: Any) -> Set[Decimal]:
+def _inexact(value: Any) -> Set[Decimal]:
     """Return the numbers of which pydantic does not keep all digits, as pydantic reads them."""
-    read = {each: Decimal(repr(float(each))) for each in numbers_in(said, [])}
+    read = {each: Decimal(repr(float(each))) for each in numbers_in(value, [])}
     return {as_read for each, as_read in read.items() if as_read != each}
 
 
@@ -287,10 +287,10 @@ _NO_VALUES: dict[str, Any] = {
 }
 
 
-def _told(faults: list[Any]) -> str:
+def _described(faults: list[Any]) -> str:
     told = [
         f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" if fault["loc"] else fault["msg"]
-        for fault in faults[:FAULTS_TOLD_MAX]
+        for fault in faults[:FAULTS_SHOWN_MAX]
     ]
     more = len(faults) - len(told)
     return _bounded("; ".join(told) + (f"; and {more} more" if more else ""))

@@ -37,7 +37,7 @@ Fit = Callable[[typing.Any], typing.Any]
 """A function from a decoded JSON value to a value of the type. Raises Unfit."""
 
 # Number of alternatives whose reasons the fault of a union gives, at most.
-ALTERNATIVES_TOLD_MAX = 3
+ALTERNATIVES_SHOWN_MAX = 3
 KINDS: Mapping[type, str] = {
     type(None): "null",
     bool: "bool",
@@ -217,15 +217,15 @@ def _literals(node: Node) -> list[tuple[type, typing.Any]]:
     return found if all(isinstance(form, Values) for form in forms) else []
 
 
-def _tagged(name: str, found: Mapping[tuple[type, typing.Any], Fit]) -> Fit:
-    told = ", ".join(repr(value) for _, value in found)
+def _tagged(name: str, fits: Mapping[tuple[type, typing.Any], Fit]) -> Fit:
+    told = ", ".join(repr(value) for _, value in fits)
 
     def fit(value: typing.Any) -> typing.Any:
         if name not in value:
             raise Unfit("missing").below(name)
         tag = value[name]
         try:
-            one = found[type(tag), tag]
+            one = fits[type(tag), tag]
         except (KeyError, TypeError):
             raise Unfit(f"one of {told} wanted").below(name) from None
         return one(value)
@@ -240,7 +240,7 @@ def _first(nodes: Sequence[Node], value: typing.Any) -> typing.Any:
             return each.fit(value)
         except Unfit as fault:
             faults.append(str(fault))
-    raise Unfit("; or: ".join(faults[:ALTERNATIVES_TOLD_MAX]))
+    raise Unfit("; or: ".join(faults[:ALTERNATIVES_SHOWN_MAX]))
 
 
 def _only(nodes: Sequence[Node], value: typing.Any) -> typing.Any:
@@ -251,7 +251,7 @@ def _only(nodes: Sequence[Node], value: typing.Any) -> typing.Any:
         except Unfit as fault:
             faults.append(str(fault))
     if not found:
-        raise Unfit("; or: ".join(faults[:ALTERNATIVES_TOLD_MAX]))
+        raise Unfit("; or: ".join(faults[:ALTERNATIVES_SHOWN_MAX]))
     # When several alternatives fit, only an empty object is read alike by all.
     if any(one != {} for _, one in found[1:]):
         raise Unfit(f"fits {' and '.join(name for name, _ in found)}: one of them wanted")
@@ -308,18 +308,18 @@ def _reads_alike(one: Form, other: Form) -> bool:
             return False
 
 
-def _nodes_meet(one: Node, other: Node, seen: frozenset[tuple[int, int]]) -> bool:
+def _nodes_meet(one: Node, other: Node, compared: frozenset[tuple[int, int]]) -> bool:
     if one.is_foreign or other.is_foreign:
         return True
     return any(
-        _meets(kind, mine, theirs, seen)
+        _meets(kind, mine, theirs, compared)
         for kind in one.takes.keys() & other.takes.keys()
         for mine, theirs in _pairs(kind, one, other)
     )
 
 
-def _meets(kind: str, one: Form, other: Form, seen: frozenset[tuple[int, int]]) -> bool:
-    """Return whether a value written for one of them fits the other. seen: pairs under comparison."""
+def _meets(kind: str, one: Form, other: Form, compared: frozenset[tuple[int, int]]) -> bool:
+    """Return whether a value written for one of them fits the other. compared: pairs under comparison."""
     match one, other:
         case Written(""), _:
             return True
@@ -328,17 +328,17 @@ def _meets(kind: str, one: Form, other: Form, seen: frozenset[tuple[int, int]]) 
         case Values(read), Written(name):
             return not name or any(_fits(other, value) for _, value in read)
         case (_, Values(_)) | (_, Written("")):
-            return _meets(kind, other, one, seen)
+            return _meets(kind, other, one, compared)
         case Written(name), Written(theirs):
             return kind == "int" or name == theirs or frozenset((name, theirs)) in _MEET
         case Elements(_, _, _), Elements(_, _, _):
-            return _elements_meet(one, other, seen)
+            return _elements_meet(one, other, compared)
         case Fields(), Fields():
             pair = (id(one), id(other))
-            if pair in seen:
+            if pair in compared:
                 return True
-            seen = seen | {pair, pair[::-1]}
-            return _fields_fit(one, other, seen) or _fields_fit(other, one, seen)
+            compared = compared | {pair, pair[::-1]}
+            return _fields_fit(one, other, compared) or _fields_fit(other, one, compared)
         case _:
             return True
 
@@ -350,7 +350,7 @@ def _fits(form: Written, value: typing.Any) -> bool:
         return False
 
 
-def _elements_meet(one: Elements, other: Elements, seen: frozenset[tuple[int, int]]) -> bool:
+def _elements_meet(one: Elements, other: Elements, compared: frozenset[tuple[int, int]]) -> bool:
     least = max(_least(one), _least(other))
     if not (one.repeats or len(one.items) == least) or not (
         other.repeats or len(other.items) == least
@@ -358,7 +358,9 @@ def _elements_meet(one: Elements, other: Elements, seen: frozenset[tuple[int, in
         return False
     return all(
         _nodes_meet(
-            one.items[min(n, len(one.items) - 1)], other.items[min(n, len(other.items) - 1)], seen
+            one.items[min(n, len(one.items) - 1)],
+            other.items[min(n, len(other.items) - 1)],
+            compared,
         )
         for n in range(least)
     )
@@ -368,12 +370,12 @@ def _least(elements: Elements) -> int:
     return len(elements.items) - elements.repeats
 
 
-def _fields_fit(writer: Fields, reader: Fields, seen: frozenset[tuple[int, int]]) -> bool:
+def _fields_fit(writer: Fields, reader: Fields, compared: frozenset[tuple[int, int]]) -> bool:
     """Return whether an object with all fields of the writer fits the reader."""
     if any(required and name not in writer.of for name, (_, required) in reader.of.items()):
         return False
     return all(
-        _nodes_meet(node, reader.of[name][0], seen)
+        _nodes_meet(node, reader.of[name][0], compared)
         for name, (node, _) in writer.of.items()
         if name in reader.of
     )

@@ -108,7 +108,7 @@ class Fitters:
     def __init__(self, foreign: Foreign) -> None:
         self.exact = False
         self._foreign = foreign
-        self._made: dict[typing.Any, Node] = {}
+        self._nodes: dict[typing.Any, Node] = {}
 
     def of(self, annotation: typing.Any) -> Fit:
         """Return the reader for values of that annotation. Raises Unusable."""
@@ -175,14 +175,14 @@ class Fitters:
             lambda value: None if value is None else fit(value), name, takes, one.is_foreign
         )
 
-    def _list(self, found: typing.Any, args: tuple[typing.Any, ...]) -> Node:
-        into = _LISTS[found]
+    def _list(self, kind: typing.Any, args: tuple[typing.Any, ...]) -> Node:
+        into = _LISTS[kind]
         if into is tuple and args and args[-1] is not Ellipsis:
             return _tuple([self._node(each) for each in args], tuple)
         item = self._node(args[0] if args else typing.Any)
         fit = _list(item.fit)
         form = Elements((item,), True, into)
-        name = f"{found.__name__}[{item.name}]"
+        name = f"{kind.__name__}[{item.name}]"
         return Node(fit if into is list else _converted(fit, into), name, {"list": (form,)})
 
     def _named_tuple(self, annotation: typing.Any, cls: typing.Any) -> Node:
@@ -204,11 +204,11 @@ class Fitters:
 
     def _fields(self, annotation: typing.Any, cls: typing.Any) -> Node:
         """Build the node of a dataclass or a typed dictionary."""
-        if annotation in self._made:
-            return self._made[annotation]
+        if annotation in self._nodes:
+            return self._nodes[annotation]
         fields = Fields()
         made = Node(lambda value: made.fit(value), _name(annotation), {"object": (fields,)})
-        self._made[annotation] = made  # while it is being made
+        self._nodes[annotation] = made  # while it is being made
         hints = _hints(annotation, cls)
         for name, required in _given(cls).items():
             try:
@@ -286,12 +286,12 @@ def _own_hints(annotation: typing.Any, hints: Mapping[str, typing.Any]) -> dict[
     return found | {name: _filled(hints[name], stand_for) for name in own if name in hints}
 
 
-def _filled(annotation: typing.Any, found: Mapping[typing.Any, typing.Any]) -> typing.Any:
+def _filled(annotation: typing.Any, bindings: Mapping[typing.Any, typing.Any]) -> typing.Any:
     if isinstance(annotation, typing.TypeVar):
-        return found.get(annotation, annotation)
+        return bindings.get(annotation, annotation)
     variables = getattr(annotation, "__parameters__", ())
-    if found and variables and typing.get_origin(annotation) is not None:
-        return annotation[tuple(found.get(each, each) for each in variables)]
+    if bindings and variables and typing.get_origin(annotation) is not None:
+        return annotation[tuple(bindings.get(each, each) for each in variables)]
     return annotation
 
 
@@ -316,10 +316,10 @@ def _object_of(cls: typing.Any, fields: list[tuple[str, Node, bool]]) -> Fit:
     return fit
 
 
-def _built(cls: typing.Any, found: Mapping[str, typing.Any]) -> typing.Any:
+def _built(cls: typing.Any, fields: Mapping[str, typing.Any]) -> typing.Any:
     """Make the object. The application's own checks run here, and may raise anything."""
     try:
-        return cls(**found)
+        return cls(**fields)
     except (ValueError, TypeError, AssertionError) as fault:  # raised by checks
         raise Unfit(f"{cls.__name__}: {reason_of(fault)}") from fault
     except (KeyboardInterrupt, MemoryError):

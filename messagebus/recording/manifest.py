@@ -242,12 +242,12 @@ def _manifest(values: Any) -> Manifest:
         end_ns=_whole("manifest", values, "end_ns") if end else None,
         grace_ns=_whole("manifest", values, "grace_ns") if "grace_ns" in values else 0,
         publishers=tuple(_texts("publishers", values.get("publishers", []))),
-        consumers=tuple(_each("consumers", values.get("consumers", []), _consumer)),
+        consumers=tuple(_list_of("consumers", values.get("consumers", []), _consumer)),
         prefetch=values.get("prefetch"),
-        incidents=tuple(_each("incidents", values.get("incidents", []), _incident)),
+        incidents=tuple(_list_of("incidents", values.get("incidents", []), _incident)),
         complete=bool(values.get("complete", False)),
         loop=_expect("loop", values.get("loop", ""), str),
-        clocks=tuple(_each("clocks", values.get("clocks", []), parse_anchor)),
+        clocks=tuple(_list_of("clocks", values.get("clocks", []), parse_anchor)),
         ordered=tuple(_texts("ordered", values.get("ordered", []))),
         recorders={
             name: _left_out(_expect(f"recorders.{name}", one, dict))
@@ -280,7 +280,7 @@ def _incident(values: dict[str, Any]) -> Incident:
     return Incident(values["kind"], str(values.get("broker") or ""), at, done)
 
 
-def _each(name: str, values: Any, make: Callable[[dict[str, Any]], T]) -> list[T]:
+def _list_of(name: str, values: Any, make: Callable[[dict[str, Any]], T]) -> list[T]:
     return [make(_expect(name, one, dict)) for one in _expect(name, values, list)]
 
 

@@ -142,10 +142,10 @@ def _left_out(part: RunPart) -> dict[str, Any]:
     return {part.name: left}
 
 
-def _topics(known: dict[str, list[str]], seen: dict[str, set[str]]) -> dict[str, list[str]]:
+def _topics(known: dict[str, list[str]], arrived: dict[str, set[str]]) -> dict[str, list[str]]:
     return {
-        topic: sorted({*known.get(topic, ()), *seen.get(topic, ())})
-        for topic in sorted({*known, *seen})
+        topic: sorted({*known.get(topic, ()), *arrived.get(topic, ())})
+        for topic in sorted({*known, *arrived})
     }
 
 

@@ -272,7 +272,7 @@ class RedisStore:
             return await work()
         except (faults.RedisError, OSError, TimeoutError) as fault:
             await self._disconnect()
-            told = self._told(fault)
+            told = self._translated(fault)
             raise told from (None if isinstance(told, ConfigError) else fault)
 
     async def _disconnect(self) -> None:
@@ -280,7 +280,7 @@ class RedisStore:
         with contextlib.suppress(faults.RedisError, OSError):
             await self._client.connection_pool.disconnect(inuse_connections=False)
 
-    def _told(self, fault: Exception) -> MessageBusError:
+    def _translated(self, fault: Exception) -> MessageBusError:
         text = reason_of(fault, REASON_CHARS_MAX)
         if (
             isinstance(fault, faults.AuthenticationError | faults.NoPermissionError)

@@ -193,7 +193,7 @@ class SqlStore:
                 if not _is_drivers(fault):
                     self._disconnect()
                     raise
-                told = self._told(fault)
+                told = self._translated(fault)
                 self._disconnect()  # this ends a transaction that is open, too
                 if is_conflict(fault) and time.monotonic() < until:
                     continue
@@ -229,7 +229,7 @@ class SqlStore:
                 if not _is_drivers(fault):
                     raise
 
-    def _told(self, fault: Exception) -> MessageBusError:
+    def _translated(self, fault: Exception) -> MessageBusError:
         if is_missing_table(fault):
             missing = "inbox" if "messagebus_inbox" in str(fault) else "dedup"
             return table_missing(f"messagebus_{missing}", self._dialect)

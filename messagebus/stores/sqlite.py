@@ -152,7 +152,7 @@ class SqliteStore:
         try:
             return work(self._connected())
         except sqlite3.Error as fault:
-            told = self._told(fault)
+            told = self._described(fault)
             self._disconnect()  # this ends a transaction that is open, too
             raise StoreAway(f"{self._path}: {told}") from fault
         except OSError as fault:
@@ -182,7 +182,7 @@ class SqliteStore:
         if connection is not None:
             connection.close()
 
-    def _told(self, fault: sqlite3.Error) -> str:
+    def _described(self, fault: sqlite3.Error) -> str:
         match getattr(fault, "sqlite_errorcode", 0) & 0xFF:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return f"locked by another process for {BUSY_TIMEOUT_S * 1000:.0f} ms"

@@ -54,7 +54,7 @@ class JsonFormatter(logging.Formatter):
             "time": _time_of(record),
             "level": record.levelname,
             "logger": record.name,
-            **_told(record),
+            **_event_of(record),
         }
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
@@ -130,7 +130,7 @@ def _time_of(record: logging.LogRecord) -> str:
     return f"{whole}.{int(record.created % 1 * 1_000_000):06}Z"
 
 
-def _told(record: logging.LogRecord) -> dict[str, Any]:
+def _event_of(record: logging.LogRecord) -> dict[str, Any]:
     """Return the text as ``event``; for our own lines, the part before the first pair, and the pairs."""
     if not record.name.startswith(_OURS) or not isinstance(record.msg, str):
         return {"event": plain_text(_message(record), MESSAGE_CHARS_MAX)}

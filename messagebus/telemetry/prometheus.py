@@ -337,7 +337,7 @@ class _Counters:
         # Name and labels -> the help, the count before the last start, the count since.
         self._known: dict[tuple[str, _Labels], tuple[str, float, float]] = {}
 
-    def seen(self, now: _Sums) -> None:
+    def update(self, now: _Sums) -> None:
         for kind, name, text, key, value in now.figures():
             if kind == "counter":
                 _, before, last = self._known.get((name, key), (text, 0.0, 0.0))
@@ -440,7 +440,7 @@ class ClientMetrics(Collector):
             living.append(watch)
             found = _Sums()
             self._add(found, client, watch.name)
-            watch.counters.seen(found)
+            watch.counters.update(found)
             sums.add_all(found, "gauge", "oldest")
             watch.counters.add_to(sums)
         self._watched = living

@@ -523,8 +523,8 @@ def _check_unhandled(brokers: MemoryBrokers, timeout_s: float) -> str:
 
 
 # Inside.
-def _enough(found: Sequence[object], count: int | None) -> bool:
-    return bool(found) if count is None else len(found) == count
+def _enough(items: Sequence[object], count: int | None) -> bool:
+    return bool(items) if count is None else len(items) == count
 
 
 def _counted(count: int | None) -> str:

@@ -85,12 +85,12 @@ class _MemoryTopology:
         *,
         timeout_ms: int,
         enough: bool = False,
-        told: Callable[[Registration], None] | None = None,
+        on_answer: Callable[[Registration], None] | None = None,
     ) -> Registration:
         options = {str(each): self._brokers.declare(each) for each in wanted}
         found = Registration(True, held=self._brokers.names, options=options)
-        if told is not None:
-            told(found)
+        if on_answer is not None:
+            on_answer(found)
         return found
 
     async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
@@ -149,7 +149,7 @@ class MemoryLink:
         self._prefetch = 0
         self._loop, self._thread = asyncio.get_running_loop(), threading.current_thread()
         self._deliveries: deque[Arrived] = deque()
-        self._told: deque[Callable[[], None]] = deque()
+        self._answers: deque[Callable[[], None]] = deque()
         self._woken = False
         self._calls: set[asyncio.Future[None]] = set()
         self._end: LinkError | None = None
@@ -169,7 +169,7 @@ class MemoryLink:
             for tag, multiple, ok in answers:
                 self.transport.on_confirm(tag, multiple, ok)
 
-        self._brokers.bring(lambda: self._read_soon(self._told.append, told))
+        self._brokers.bring(lambda: self._read_soon(self._answers.append, told))
 
     def send_back(self, exchange: str, key: str, message_id: str) -> None:
         """Bring a returned publish. Under the lock."""
@@ -180,12 +180,12 @@ class MemoryLink:
             for callback in self.channel.on_return:
                 callback(self.channel, method, properties, b"")
 
-        self._brokers.bring(lambda: self._read_soon(self._told.append, told))
+        self._brokers.bring(lambda: self._read_soon(self._answers.append, told))
 
     def end(self, code: int, reason: str) -> None:
         """Close the channel, as the broker does. Under the lock."""
         fault = ChannelRefused(self.broker, code, reason)
-        self._read_soon(self._told.append, lambda: self._finish(fault))
+        self._read_soon(self._answers.append, lambda: self._finish(fault))
 
     def _read_soon(self, put: Callable[[Any], None], what: Any) -> None:
         """Keep the broker's message and wake the loop. Under the lock."""
@@ -200,7 +200,7 @@ class MemoryLink:
     def _read(self) -> None:
         """Read all that has come, and run the callbacks once. On the loop."""
         self._woken = False
-        deliveries, told, on_contents = self._deliveries, self._told, self.transport.on_contents
+        deliveries, told, on_contents = self._deliveries, self._answers, self.transport.on_contents
         if deliveries and self.is_open:
             on_contents([deliveries.popleft() for _ in range(len(deliveries))])
         while told and (self.is_open or self._end is None):
@@ -230,9 +230,9 @@ class MemoryLink:
             attached = self.taker is not None  # attaching itself is never slow
             found[0] = getattr(self, f"_{method}")(**arguments)
             if attached:
-                self._brokers.bring(lambda: self._read_soon(self._told.append, told))
+                self._brokers.bring(lambda: self._read_soon(self._answers.append, told))
             else:
-                self._read_soon(self._told.append, told)
+                self._read_soon(self._answers.append, told)
 
         try:
             self._brokers.reading.do(carry_out)
@@ -294,7 +294,9 @@ class MemoryLink:
                 self.taker.queue.cancel(self.taker)
             if callback is not None:
                 told = callback
-                self._brokers.bring(lambda: self._read_soon(self._told.append, lambda: told(None)))
+                self._brokers.bring(
+                    lambda: self._read_soon(self._answers.append, lambda: told(None))
+                )
 
         self._brokers.reading.do(carry_out)
 
@@ -327,7 +329,7 @@ class MemoryLink:
     def _leave(self) -> None:
         with self._brokers.lock:
             self._deliveries.clear()
-            self._told.clear()
+            self._answers.clear()
             self.is_open = False
             if self in self.site.sites:
                 self.site.sites.discard(self)

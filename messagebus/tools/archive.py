@@ -359,4 +359,4 @@ def from_file(
                 except MessageInvalid as fault:
                     raise MessageInvalid(f"{file}: {fault}") from fault
             before += file.stat().st_size
-    return sending.told()
+    return sending.report_ends()

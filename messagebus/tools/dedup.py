@@ -121,7 +121,7 @@ def show(
     else:
         width = max(map(len, map(printable, ids)))
         for name, record in zip(ids, found, strict=True):
-            say(f"{printable(name):<{width}}  {_told(record)}")
+            say(f"{printable(name):<{width}}  {_described(record)}")
     return Exit.DONE if any(found) else Exit.ABSENT
 
 
@@ -178,7 +178,7 @@ def _ask(url: str | None, timeout_s: float, ask: Callable[[Store], Awaitable[T]]
     if not secret.reveal():
         raise click.UsageError(f"which store? --store URL, or {VARIABLE}")
 
-    async def asked() -> T:
+    async def use_store() -> T:
         store = open_store(secret)
         path = getattr(store, "path", None)
         if (
@@ -194,7 +194,7 @@ def _ask(url: str | None, timeout_s: float, ask: Callable[[Store], Awaitable[T]]
             await store.close()
 
     try:
-        return asyncio.run(asked())
+        return asyncio.run(use_store())
     except TimeoutError:
         say(f"messagebus: the store did not answer within {timeout_s:g} s", err=True)
     except StoreAway as fault:
@@ -202,7 +202,7 @@ def _ask(url: str | None, timeout_s: float, ask: Callable[[Store], Awaitable[T]]
     sys.exit(Exit.SILENT)
 
 
-def _told(record: Record | None) -> str:
+def _described(record: Record | None) -> str:
     if record is None:
         return "nothing is known"
     told = [STATE_NAMES[record.state], f"remembered until {_second(record.expires_ms)}"]

@@ -83,24 +83,24 @@ SIGNS = {Mark.WELL: "✓", Mark.DOUBT: "▲", Mark.FAULT: "✗"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. what: was looked at. told: was found. todo: what to do about it, "" where all is well."""
+    """One line. what: was looked at. text: describes it. todo: what to do about it, "" where all is well."""
 
     mark: Mark
     what: str
-    told: str
+    text: str
     todo: str = ""
 
 
-def _well(what: str, told: str) -> Finding:
-    return Finding(Mark.WELL, what, told)
+def _well(what: str, text: str) -> Finding:
+    return Finding(Mark.WELL, what, text)
 
 
-def _doubt(what: str, told: str, todo: str) -> Finding:
-    return Finding(Mark.DOUBT, what, told, todo)
+def _doubt(what: str, text: str, todo: str) -> Finding:
+    return Finding(Mark.DOUBT, what, text, todo)
 
 
-def _fault(what: str, told: str, todo: str) -> Finding:
-    return Finding(Mark.FAULT, what, told, todo)
+def _fault(what: str, text: str, todo: str) -> Finding:
+    return Finding(Mark.FAULT, what, text, todo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +186,10 @@ async def _of_bus(bus: BusConfig, rights: Rights) -> list[Finding]:
         found.append(_fault("balancer", told, "python -m lb diff; python -m consumer_lists show"))
     places = asyncio.Semaphore(BROKERS_AT_ONCE)
 
-    async def of_one(each: ListedBroker) -> list[Finding]:
+    async def of_one(listed: ListedBroker) -> list[Finding]:
         async with places:
-            told, _name = await _of_address(bus, "broker", each.broker, rights, is_named=True)
-            return [*told, *await _of_agent(bus, each)]
+            told, _name = await _of_address(bus, "broker", listed.broker, rights, is_named=True)
+            return [*told, *await _of_agent(bus, listed)]
 
     for each in await asyncio.gather(*map(of_one, listed)):
         found += each
@@ -511,7 +511,7 @@ def doctor(publish: tuple[str, ...], consume: tuple[str, ...], as_json: bool) ->
     else:
         for each in found:
             todo = f" → {each.todo}" if each.todo else ""
-            finding = f"{_sign(each.mark)} {each.what}: {one_line(each.told)}{todo}"
+            finding = f"{_sign(each.mark)} {each.what}: {one_line(each.text)}{todo}"
             for line in folded(finding, columns()):
                 say(line)
     return Exit.FOUND if any(each.mark is Mark.FAULT for each in found) else Exit.DONE

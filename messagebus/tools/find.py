@@ -47,12 +47,12 @@ def evidence_of(
         asking = beside.submit(lambda: asyncio.run(_trail_of(bus, message_id)))
         rows = find_rows(recording, message_id) if recording else []
         found = read_parked(bus, where=ParkedFilter(message_id=message_id), count_max=PARKED_MAX)
-        told, faults = asking.result()
+        trail, faults = asking.result()
     return Evidence(
         id=message_id,
         parked=found.messages,
         recorded=rows,
-        told=told,
+        trail=trail,
         published_ms=published_ms,
         topic=topic.removeprefix("queue:"),
         faults={**found.faults, **faults},

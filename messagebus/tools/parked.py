@@ -111,34 +111,35 @@ def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> i
     return _tell(found)
 
 
-def _print_counts(found: ParkedCounts) -> None:
+def _print_counts(counts: ParkedCounts) -> None:
     now_ms = wall_ms()
     rows = [
-        (each.name, each.broker, _many(each), _age(each.oldest_ms, now_ms)) for each in found.counts
+        (each.name, each.broker, _many(each), _age(each.oldest_ms, now_ms))
+        for each in counts.counts
     ]
     lines = table(("NAME", "BROKER", "COUNT", "OLDEST"), rows, texts=2)
-    for line, reasons in zip(lines, ("REASONS", *map(_reasons, found.counts)), strict=True):
+    for line, reasons in zip(lines, ("REASONS", *map(_reasons, counts.counts)), strict=True):
         say(f"{line}  {reasons}")
 
 
-def _many(each: ParkedCount) -> str:
-    return f"{each.count}+{each.unseen}?" if each.unseen else str(each.count)
+def _many(count: ParkedCount) -> str:
+    return f"{count.count}+{count.unseen}?" if count.unseen else str(count.count)
 
 
-def _reasons(each: ParkedCount) -> str:
-    told = [f"{escaped(why, 60)}: {n}" for why, n in list(each.reasons.items())[:REASONS_SHOWN]]
-    more = sum(each.reasons.values()) - sum(list(each.reasons.values())[:REASONS_SHOWN])
+def _reasons(count: ParkedCount) -> str:
+    told = [f"{escaped(why, 60)}: {n}" for why, n in list(count.reasons.items())[:REASONS_SHOWN]]
+    more = sum(count.reasons.values()) - sum(list(count.reasons.values())[:REASONS_SHOWN])
     return "; ".join([*told, *([f"others: {more}"] if more else [])])
 
 
-def _count_row(each: ParkedCount) -> dict[str, Any]:
+def _count_row(count: ParkedCount) -> dict[str, Any]:
     return {
-        "name": each.name,
-        "broker": each.broker,
-        "count": each.count,
-        "oldest": iso(each.oldest_ms),
-        "reasons": dict(each.reasons),
-        "unseen": each.unseen,
+        "name": count.name,
+        "broker": count.broker,
+        "count": count.count,
+        "oldest": iso(count.oldest_ms),
+        "reasons": dict(count.reasons),
+        "unseen": count.unseen,
     }
 
 
@@ -173,63 +174,63 @@ def show_parked(names: tuple[str, ...], where: ParkedFilter, limit: int, as_json
     return _tell(found)
 
 
-def _lines(each: ParkedMessage) -> list[str]:
+def _lines(message: ParkedMessage) -> list[str]:
     def short(text: str) -> str:
         return escaped(text, TEXT_CHARS_MAX)
 
-    attempts = "?" if each.attempts is None else str(each.attempts)
+    attempts = "?" if message.attempts is None else str(message.attempts)
     lines = [
-        f"{short(each.message_id) or '(no id)'}",
-        f"  in         {each.name} on {each.broker}",
-        f"  reason     {short(each.reason)}",
-        f"  exception  {short(each.exception)}" if each.exception else "",
+        f"{short(message.message_id) or '(no id)'}",
+        f"  in         {message.name} on {message.broker}",
+        f"  reason     {short(message.reason)}",
+        f"  exception  {short(message.exception)}" if message.exception else "",
         f"  attempts   {attempts}"
-        + (f", redriven {plural(each.redriven, 'time')} before" if each.redriven else ""),
-        f"  first      {iso(each.first_ms) or '?'}",
-        f"  parked     {iso(each.parked_ms) or '?'}",
-        f"  key        {short(each.key)}" if each.key else "",
+        + (f", redriven {plural(message.redriven, 'time')} before" if message.redriven else ""),
+        f"  first      {iso(message.first_ms) or '?'}",
+        f"  parked     {iso(message.parked_ms) or '?'}",
+        f"  key        {short(message.key)}" if message.key else "",
     ]
-    headers = list(each.headers.items())
+    headers = list(message.headers.items())
     lines += [f"  header     {short(f'{n}: {value}')}" for n, value in headers[:HEADERS_SHOWN]]
     if len(headers) > HEADERS_SHOWN:
         lines.append(f"  header     and {len(headers) - HEADERS_SHOWN} more")
     lines.append(
-        f"  body       {short(each.content_type)} {plural(each.body_bytes, 'byte')}: {_body(each)}"
+        f"  body       {short(message.content_type)} {plural(message.body_bytes, 'byte')}: {_body(message)}"
     )
     return [line.rstrip() for line in lines if line]
 
 
-def _body(each: ParkedMessage) -> str:
-    cut = each.body_bytes > len(each.body)
+def _body(message: ParkedMessage) -> str:
+    cut = message.body_bytes > len(message.body)
     try:
         # A character may be cut in half.
-        text = each.body.decode("utf-8", "ignore" if cut else "strict")
+        text = message.body.decode("utf-8", "ignore" if cut else "strict")
     except UnicodeDecodeError:
-        text = each.body[: BODY_CHARS_MAX // 2].hex()
-        return f"hex {text}" + ("..." if each.body_bytes > BODY_CHARS_MAX // 2 else "")
+        text = message.body[: BODY_CHARS_MAX // 2].hex()
+        return f"hex {text}" + ("..." if message.body_bytes > BODY_CHARS_MAX // 2 else "")
     shown = escaped(text, BODY_CHARS_MAX)
     return f"{shown}..." if cut and not shown.endswith("...") else shown
 
 
-def _message_row(each: ParkedMessage) -> dict[str, Any]:
+def _message_row(message: ParkedMessage) -> dict[str, Any]:
     try:
-        body = {"body": each.body.decode()}
+        body = {"body": message.body.decode()}
     except UnicodeDecodeError:
-        body = {"body_hex": each.body.hex()}
+        body = {"body_hex": message.body.hex()}
     return {
-        "id": each.message_id,
-        "name": each.name,
-        "broker": each.broker,
-        "key": each.key,
-        "reason": each.reason,
-        "exception": each.exception,
-        "attempts": each.attempts,
-        "first": iso(each.first_ms),
-        "parked": iso(each.parked_ms),
-        "redriven": each.redriven,
-        "headers": {name: tagged(value) for name, value in each.headers.items()},
-        "content_type": each.content_type,
-        "body_bytes": each.body_bytes,
+        "id": message.message_id,
+        "name": message.name,
+        "broker": message.broker,
+        "key": message.key,
+        "reason": message.reason,
+        "exception": message.exception,
+        "attempts": message.attempts,
+        "first": iso(message.first_ms),
+        "parked": iso(message.parked_ms),
+        "redriven": message.redriven,
+        "headers": {name: tagged(value) for name, value in message.headers.items()},
+        "content_type": message.content_type,
+        "body_bytes": message.body_bytes,
         **body,
     }
 
@@ -349,15 +350,15 @@ def _move(
     return _tell_moved(done, verb[1], as_json)
 
 
-def _tell_dry_run(found: ParkedCounts, expected: int, verb: str, as_json: bool) -> int:
+def _tell_dry_run(counts: ParkedCounts, expected: int, verb: str, as_json: bool) -> int:
     if as_json:
-        rows = [_count_row(each) for each in found.counts]
-        _print_json({f"would_{verb}": expected, "parked": rows}, found.faults)
+        rows = [_count_row(each) for each in counts.counts]
+        _print_json({f"would_{verb}": expected, "parked": rows}, counts.faults)
     else:
-        for each in found.counts:
+        for each in counts.counts:
             say(f"{_many(each)} of {each.name} on {each.broker}: {_reasons(each)}")
         say(f"would {verb} {expected}")
-    return _tell(found)
+    return _tell(counts)
 
 
 def _tell_moved(done: ParkedMoved, verb: str, as_json: bool) -> int:
@@ -375,8 +376,8 @@ def _tell_moved(done: ParkedMoved, verb: str, as_json: bool) -> int:
 
 
 # Words.
-def _print_json(told: Mapping[str, Any], faults: Mapping[str, str]) -> None:
-    click.echo(json.dumps({**told, "faults": dict(faults)}, indent=2))
+def _print_json(values: Mapping[str, Any], faults: Mapping[str, str]) -> None:
+    click.echo(json.dumps({**values, "faults": dict(faults)}, indent=2))
 
 
 def _tell(answer: ParkedCounts | ParkedMessages | ParkedMoved) -> int:

@@ -228,10 +228,10 @@ class _Work:
 async def _printing(topic: str, layout: Layout | None) -> Any:
     out = sys.stdout.buffer
 
-    async def send(found: Replayed) -> None:
-        place = {"broker": found.broker, "offset": found.offset, "part": found.part}
+    async def send(replayed: Replayed) -> None:
+        place = {"broker": replayed.broker, "offset": replayed.offset, "part": replayed.part}
         told = as_envelope(
-            found.message, destination=topic, time_ms=found.published_ms, received=place
+            replayed.message, destination=topic, time_ms=replayed.published_ms, received=place
         )
         out.write((write_envelope(told) if layout is None else layout.line(told).encode()) + b"\n")
 
@@ -245,16 +245,16 @@ async def _publishing(bus: BusConfig, to: str) -> Any:
         assert isinstance(target, Subscription)
         copies = Copies(bus, target, AmqpWire(bus))
 
-        async def copy(found: Replayed) -> None:
+        async def copy(replayed: Replayed) -> None:
             original = Original(
-                properties=found._properties,
-                body=found.body,
-                message_id=found.message_id,
-                entry=found.part > 0,
-                stamp_ms=found.published_ms,
+                properties=replayed._properties,
+                body=replayed.body,
+                message_id=replayed.message_id,
+                entry=replayed.part > 0,
+                stamp_ms=replayed.published_ms,
             )
             if await copies.again(original, {}, lambda: True) is not Stored.STORED:
-                raise TopologyError(f"{found.message_id} was not stored in {to}")
+                raise TopologyError(f"{replayed.message_id} was not stored in {to}")
 
         try:
             yield copy
@@ -264,7 +264,7 @@ async def _publishing(bus: BusConfig, to: str) -> Any:
     destination = parse_destination(to)
     async with AsyncPublisher(bus, PublisherConfig.from_env(os.environ)) as publisher:
 
-        async def publish(found: Replayed) -> None:
-            await publisher.send_safe(destination, found.message)
+        async def publish(replayed: Replayed) -> None:
+            await publisher.send_safe(destination, replayed.message)
 
         yield publish

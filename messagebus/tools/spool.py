@@ -58,9 +58,9 @@ _id = click.option("--id", "message_id", metavar="ID", help="Only this message."
 def _which(
     destination: str | None, message_id: str | None
 ) -> Callable[[spool.SpooledMessage], bool]:
-    def is_meant(each: spool.SpooledMessage) -> bool:
-        named = destination is None or each.destination.partition(" ")[0] == destination
-        return named and message_id in (None, each.message.message_id)
+    def is_meant(spooled: spool.SpooledMessage) -> bool:
+        named = destination is None or spooled.destination.partition(" ")[0] == destination
+        return named and message_id in (None, spooled.message.message_id)
 
     return is_meant
 
@@ -149,20 +149,20 @@ def show(
     return Exit.DONE
 
 
-def _line(each: spool.SpooledMessage) -> str:
-    message = each.message
+def _line(spooled: spool.SpooledMessage) -> str:
+    message = spooled.message
     body = escaped(message.body[: 4 * BODY_CHARS_MAX].decode("utf-8", "replace"), BODY_CHARS_MAX)
     return (
-        f"{iso(each.accepted_ms)}  {printable(message.message_id)}  {printable(each.destination)}"
+        f"{iso(spooled.accepted_ms)}  {printable(message.message_id)}  {printable(spooled.destination)}"
         f"  {len(message.body)} bytes  {body}"
     )
 
 
-def _json_line(each: spool.SpooledMessage) -> str:
-    message = each.message
+def _json_line(spooled: spool.SpooledMessage) -> str:
+    message = spooled.message
     row = {
-        "accepted": iso(each.accepted_ms),
-        "destination": each.destination,
+        "accepted": iso(spooled.accepted_ms),
+        "destination": spooled.destination,
         "message_id": message.message_id,
         "content_type": message.content_type,
         "content_encoding": message.content_encoding,

@@ -145,7 +145,7 @@ class _Printing:
                         if not self._left:
                             break
             elif line:
-                self._told(broker, line)
+                self._report(broker, line)
         self._out.flush()
         return self.wants
 
@@ -166,7 +166,7 @@ class _Printing:
             return None
         return line if self._layout is None else self._layout.line(told).encode()
 
-    def _told(self, broker: str, line: bytes) -> None:
+    def _report(self, broker: str, line: bytes) -> None:
         with contextlib.suppress(ValueError):
             told = json.loads(line)
             if "ended" in told:

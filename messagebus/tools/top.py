@@ -24,7 +24,7 @@ from messagebus.destination import Queue, Topic
 from messagebus.observing.ask import Asker
 from messagebus.observing.rates import Rates, broker_rates, row_rates
 from messagebus.observing.rules import Attention, Raised
-from messagebus.observing.snapshot import NO_LINK, Answer, Bus, Kind, Seen
+from messagebus.observing.snapshot import NO_LINK, Answer, Bus, Kind, ObservedBroker
 from messagebus.observing.totals import (
     SOURCES,
     UNKNOWN,
@@ -166,7 +166,7 @@ def _lines(
 ) -> Iterator[str]:
     """Yield the lines of a picture. width: of the terminal, None for none."""
     bus, now_ms = look.bus, look.bus.at_ms
-    missing = f", {look.everything.told}" if look.everything.told else ""
+    missing = f", {look.everything.coverage}" if look.everything.coverage else ""
     clock = time.strftime("%H:%M:%S", time.localtime(now_ms / 1000))
     brokers = plural(len(bus.brokers), "broker")
     title = f"{bus.cluster or 'bus'}, generation {bus.generation}: {brokers}{missing}  {clock}"
@@ -189,18 +189,18 @@ def _lines(
         yield f"and {len(found) - ROWS} more: --sort, --filter, --json"
 
 
-def _broker(look: Look, seen: Seen, exact: bool) -> tuple[str, ...]:
-    answer = seen.answer
-    if seen.is_away:
-        version = seen.last.state.rabbitmq if seen.last else ""
-        return (seen.broker, f"down: {NO_LINK}", *[UNKNOWN] * 5, version or UNKNOWN)
+def _broker(look: Look, observed: ObservedBroker, exact: bool) -> tuple[str, ...]:
+    answer = observed.answer
+    if observed.is_away:
+        version = observed.last.state.rabbitmq if observed.last else ""
+        return (observed.broker, f"down: {NO_LINK}", *[UNKNOWN] * 5, version or UNKNOWN)
     if answer is None:
-        return (seen.broker, _silence(seen, look.bus.at_ms), *[UNKNOWN] * 6)
-    state, rates = answer.state, look.rates.get(seen.broker)
+        return (observed.broker, _silence(observed, look.bus.at_ms), *[UNKNOWN] * 6)
+    state, rates = answer.state, look.rates.get(observed.broker)
     words = state.verdict + (f": {state.reason}" if state.reason else "")
     room = answer.room
     return (
-        seen.broker,
+        observed.broker,
         words,
         _rate(rates.came if rates else None),
         _count(sum(row.ready for row in answer.rows.values() if row.kind in SOURCES), exact),
@@ -211,10 +211,10 @@ def _broker(look: Look, seen: Seen, exact: bool) -> tuple[str, ...]:
     )
 
 
-def _silence(seen: Seen, now_ms: int) -> str:
+def _silence(observed: ObservedBroker, now_ms: int) -> str:
     """Say for how long an agent has been silent, as far as it was heard before."""
-    since_ms = seen.silent_since_ms
-    if since_ms is None or seen.last is None:
+    since_ms = observed.silent_since_ms
+    if since_ms is None or observed.last is None:
         return "agent silent"
     return f"agent silent for {duration((now_ms - since_ms) / 1000)}"
 
@@ -227,22 +227,22 @@ def _oldest(answer: Answer, now_ms: int) -> tuple[int | None, bool]:
     return max((age for age in ages if age is not None), default=0), is_least
 
 
-def _sum(name: str, each: Sum, exact: bool) -> tuple[str, ...]:
+def _sum(name: str, total: Sum, exact: bool) -> tuple[str, ...]:
     def count(value: float | None) -> str:
-        return at_least(value, each.is_least, lambda number: _count(int(number), exact))
+        return at_least(value, total.is_least, lambda number: _count(int(number), exact))
 
     def age(value: float) -> str:
         return oldest(int(value), exact)
 
     return (
         name,
-        count(each.ready),
-        count(each.unacked),
-        at_least(each.oldest_ms, each.oldest_is_least, age),
-        at_least(each.came, each.is_least, _rate),
-        at_least(each.left, each.is_least, _rate),
-        count(each.consumers) + ("!" if each.consumers and each.unconsumed else ""),
-        count(each.parked),
+        count(total.ready),
+        count(total.unacked),
+        at_least(total.oldest_ms, total.oldest_is_least, age),
+        at_least(total.came, total.is_least, _rate),
+        at_least(total.left, total.is_least, _rate),
+        count(total.consumers) + ("!" if total.consumers and total.unconsumed else ""),
+        count(total.parked),
     )
 
 
@@ -296,7 +296,7 @@ def table(
 
 def _as_json(look: Look) -> dict[str, Any]:
     """Return a look in whole numbers; null is what is not known."""
-    sums = {name: {**asdict(each), "told": each.told} for name, each in look.sums.items()}
+    sums = {name: {**asdict(each), "coverage": each.coverage} for name, each in look.sums.items()}
     return {
         "at_ms": look.bus.at_ms,
         "cluster": look.bus.cluster,
@@ -316,10 +316,10 @@ def _as_json(look: Look) -> dict[str, Any]:
     }
 
 
-def _broker_json(look: Look, seen: Seen) -> dict[str, Any]:
-    answer, rates = seen.answer, look.rates.get(seen.broker)
+def _broker_json(look: Look, observed: ObservedBroker) -> dict[str, Any]:
+    answer, rates = observed.answer, look.rates.get(observed.broker)
     if answer is None:
-        return {"fault": seen.fault, "state": None, "room": None, "rates": None}
+        return {"fault": observed.fault, "state": None, "room": None, "rates": None}
     room = asdict(answer.room) if answer.room else None
     told = asdict(rates) if rates else None
     return {"fault": "", "state": asdict(answer.state), "room": room, "rates": told}

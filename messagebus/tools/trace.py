@@ -72,12 +72,12 @@ def trace_command(
     return Exit.PARTLY if "?" in verdicts else Exit.DONE
 
 
-def _print(told: Trace, as_json: bool) -> None:
+def _print(trace: Trace, as_json: bool) -> None:
     if as_json:
-        say(json.dumps({"answer": told.answer, "lines": list(rows_of(told))}))
+        say(json.dumps({"answer": trace.answer, "lines": list(rows_of(trace))}))
         return
-    say(escaped(told.answer, TEXT_CHARS_MAX * 4))
-    for each in told.lines:
+    say(escaped(trace.answer, TEXT_CHARS_MAX * 4))
+    for each in trace.lines:
         place = " on ".join(filter(None, (each.about, each.broker)))
         at = f" at {iso(each.at_ms)}" if each.at_ms else ""
         said = f"{each.verdict}: {f'{place}: ' if place else ''}{each.text}{at}"

@@ -40,7 +40,7 @@ EVERY_S = 1.0
 ANSWER_WITHIN_S = 5.0
 STOP_WITHIN_S = 3.0
 # The first row that is dropped is logged, and then each so many.
-TOLD_EVERY = 10_000
+LOGGED_EVERY = 10_000
 # Without a wanted confirm the outcome is unknown and no error: `core.ends.END_UNCONFIRMED`.
 NO_CONFIRM = "no confirm is waited for"
 GOOD = frozenset({Outcome.CONFIRMED, Outcome.SPOOLED})
@@ -66,7 +66,7 @@ class Trail(Hooks):
         self._bus, self._share = bus, share
         self._client = client or f"{os.getpid()}@{socket.gethostname()}"
         self._rows = deque[dict[str, Any]]()
-        self.told = self.dropped = 0
+        self.reported = self.dropped = 0
         """Rows that an agent took, and rows that were given up, since the start."""
         self._ending = threading.Event()
         self._lock = threading.Lock()
@@ -151,12 +151,12 @@ class Trail(Hooks):
                 fault = reason_of(trouble)
                 continue
             if answer.is_success:
-                self.told += len(rows)
+                self.reported += len(rows)
                 return
             fault = f"HTTP {answer.status_code}"
         self._drop(len(rows), fault)
 
     def _drop(self, count: int, why: str) -> None:
         before, self.dropped = self.dropped, self.dropped + count
-        if before // TOLD_EVERY != self.dropped // TOLD_EVERY or not before:
+        if before // LOGGED_EVERY != self.dropped // LOGGED_EVERY or not before:
             log.warning("rows of the trail dropped count=%d reason=%r", self.dropped, why)

@@ -180,7 +180,7 @@ class Uploads:
         self._store = store or store_of(address)
         self._every_s, self._bytes_max = every_s, bytes_max
         self._files = self._bytes = self._failed = self._deleted = 0
-        self._told = ""
+        self._logged = ""
         self._sent: bytes | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -247,13 +247,13 @@ class Uploads:
         except (OSError, MessageBusError, ValueError, KeyError, TypeError) as fault:
             self._fail(reason_of(fault))
             return False
-        self._told = ""
+        self._logged = ""
         return True
 
     def _fail(self, why: str) -> None:
         self._failed += 1
-        if why != self._told:
-            self._told = why
+        if why != self._logged:
+            self._logged = why
             log.warning("rows not uploaded, tried again address=%s error=%s", self.address, why)
 
     @contextmanager

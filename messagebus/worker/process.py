@@ -232,12 +232,12 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as fault:
         if fault.name is not None and (name == fault.name or name.startswith(f"{fault.name}.")):
             raise ConfigError(f"no module {name!r} in {Path.cwd()} or sys.path") from None
-        raise ConfigError(_told(name, fault)) from fault
+        raise ConfigError(_import_fault(name, fault)) from fault
     except BaseException as fault:  # SystemExit too: a script without `if __name__ ...`
-        raise ConfigError(_told(name, fault)) from fault
+        raise ConfigError(_import_fault(name, fault)) from fault
 
 
-def _told(name: str, fault: BaseException) -> str:
+def _import_fault(name: str, fault: BaseException) -> str:
     return f"{name} does not import: {Words().of(fault)} ({where(fault)})"
 
 

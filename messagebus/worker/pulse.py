@@ -29,7 +29,7 @@ BEAT_S = 0.5
 STUCK_S = 2.0
 # Not live after this: several times a loop's delay on a loaded machine, less than two heartbeats.
 LIVE_S = 10.0
-FRAMES_TOLD = 3
+FRAMES_SHOWN = 3
 # Not ready after this, where handlers wait for the store of deduplication.
 STORE_AWAY_S = 30.0
 
@@ -130,7 +130,7 @@ class Watchdog:
         self._native_id = threading.get_native_id()
         self._starved_s = starved_s(self._native_id)
         self._ended = threading.Event()
-        self._told = False
+        self._is_logged = False
 
     def start(self) -> None:
         threading.Thread(target=self._watch, name="messagebus-watchdog", daemon=True).start()
@@ -146,9 +146,9 @@ class Watchdog:
         stuck_s = self._pulse.age_s
         waited_s = starved_s(self._native_id) - self._starved_s
         if stuck_s < STUCK_S:
-            self._told, self._starved_s = False, self._starved_s + waited_s
-        elif not self._told and waited_s < stuck_s / 2:  # else no processor was free for it
-            self._told = True
+            self._is_logged, self._starved_s = False, self._starved_s + waited_s
+        elif not self._is_logged and waited_s < stuck_s / 2:  # else no processor was free for it
+            self._is_logged = True
             log.warning(
                 "loop stuck stuck_s=%.1f at=%r: a coroutine handler must await, a plain one may block",
                 stuck_s,
@@ -161,7 +161,7 @@ def standing_at(thread_id: int) -> str:
     frame = sys._current_frames().get(thread_id)
     lines = of_application(traceback.extract_stack(frame))
     return " > ".join(
-        f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in lines[-FRAMES_TOLD:]
+        f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in lines[-FRAMES_SHOWN:]
     )
 
 

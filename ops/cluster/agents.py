@@ -59,7 +59,7 @@ class Agents:
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
         """Return each agent's whole map, as it reports it. Raises NoAnswer."""
-        answers = self._ask_each("/topology")
+        answers = self._ask_agents("/topology")
         _raise_first(answers.values())
         return _read(answers)
 
@@ -68,7 +68,7 @@ class Agents:
 
         Absent agents are in neither.
         """
-        answers = self._ask_each("/topology")
+        answers = self._ask_agents("/topology")
         silent = {name: str(each) for name, each in answers.items() if isinstance(each, NoAnswer)}
         return _read(answers), silent
 
@@ -87,7 +87,7 @@ class Agents:
 
         Raises NoAnswer when none does.
         """
-        answers = self._ask_each("/topology")
+        answers = self._ask_agents("/topology")
         answered = _read(answers)
         if not answered:
             _raise_first(answers.values())
@@ -165,7 +165,7 @@ class Agents:
             timeout_s=CHANGE_TIMEOUT_S,
         )
 
-    def _ask_each(self, path: str) -> dict[str, httpx.Response | NoAnswer]:
+    def _ask_agents(self, path: str) -> dict[str, httpx.Response | NoAnswer]:
         """Ask every agent that is not absent, PARALLEL of them at a time; by name, in their order."""
         inventory = self._members.inventory
         asked = [node for node in inventory.brokers if node.name not in self._absent.agents]

@@ -27,7 +27,7 @@ class Balancers:
 
         Absent balancers are left out, unless they answer by now.
         """
-        found, silent = self._balancers_asked()
+        found, silent = self._server_states()
         for name, fault in silent.items():
             if name not in self._members.absent.balancers:
                 raise NoAnswer(f"balancer {name}: {fault}")
@@ -38,7 +38,7 @@ class Balancers:
 
     def silent_balancers(self) -> list[str]:
         """Return the names of the balancers that do not answer."""
-        return list(self._balancers_asked()[1])
+        return list(self._server_states()[1])
 
     def balancer_has_ended(self, name: str) -> bool:
         """Return whether a balancer's host says that none of its processes is left; false without answer."""
@@ -50,7 +50,7 @@ class Balancers:
         except LbError:
             return False
 
-    def _balancers_asked(self) -> tuple[dict[str, dict[str, ServerState]], dict[str, str]]:
+    def _server_states(self) -> tuple[dict[str, dict[str, ServerState]], dict[str, str]]:
         """Return the state of each broker at each balancer; and for silent balancers the reason."""
         inventory, found = self._members.inventory, dict[str, dict[str, ServerState]]()
 

@@ -56,31 +56,31 @@ def look(view: View, name: str) -> list[Foreign]:
 
 def foreign(
     inventory: Inventory,
-    found: Mapping[str, Any],
+    definitions: Mapping[str, Any],
     operator_policies: Iterable[Mapping[str, Any]] = (),
     plugins: Iterable[str] = (),
     passwords: Mapping[str, Secret] = MappingProxyType({}),
 ) -> list[Foreign]:
     """Return the differences of one broker, the worst first.
 
-    found: all its definitions, in which operator policies are not. plugins: names of those that are enabled.
+    definitions: all of them, in which operator policies are not. plugins: names of those that are enabled.
     passwords: of users of the inventory, by name.
     """
     return sorted(
         {
-            *_users(inventory, found),
-            *_passwords(inventory, found, passwords),
-            *_rights(inventory, found),
-            *_policies(inventory, found, operator_policies),
-            *_parameters(found),
+            *_users(inventory, definitions),
+            *_passwords(inventory, definitions, passwords),
+            *_rights(inventory, definitions),
+            *_policies(inventory, definitions, operator_policies),
+            *_parameters(definitions),
             *_plugins(inventory, plugins),
         }
     )
 
 
-def _users(inventory: Inventory, found: Mapping[str, Any]) -> Iterator[Foreign]:
+def _users(inventory: Inventory, definitions: Mapping[str, Any]) -> Iterator[Foreign]:
     roles = {user.name: user.role for user in all_users(inventory)}
-    tags = {str(user["name"]): _tags(user.get("tags")) for user in found.get("users", ())}
+    tags = {str(user["name"]): _tags(user.get("tags")) for user in definitions.get("users", ())}
     for name in roles.keys() - tags.keys():
         yield Foreign(DIFFERS, f"has no user {name!r}")
     for name, has in tags.items():
@@ -104,11 +104,11 @@ def _users(inventory: Inventory, found: Mapping[str, Any]) -> Iterator[Foreign]:
 
 
 def _passwords(
-    inventory: Inventory, found: Mapping[str, Any], passwords: Mapping[str, Secret]
+    inventory: Inventory, definitions: Mapping[str, Any], passwords: Mapping[str, Secret]
 ) -> Iterator[Foreign]:
     """Yield users with another password: one that was changed while the broker was away."""
     files = {user.name: user.password_file for user in all_users(inventory)}
-    for user in found.get("users", ()):
+    for user in definitions.get("users", ()):
         name, stored = str(user["name"]), str(user.get("password_hash"))
         known = user.get("hashing_algorithm") == HASHING and passwords.get(name)
         if known and not is_hash_of(stored, known):
@@ -131,11 +131,11 @@ def _tags(tags: object) -> frozenset[str]:
     return frozenset(filter(None, (str(tag).strip() for tag in found)))
 
 
-def _rights(inventory: Inventory, found: Mapping[str, Any]) -> Iterator[Foreign]:
+def _rights(inventory: Inventory, definitions: Mapping[str, Any]) -> Iterator[Foreign]:
     roles = {user.name: user.role for user in all_users(inventory)}
     here = {
         str(each["user"]): tuple(str(each[key]) for key in ("configure", "write", "read"))
-        for each in found.get("permissions", ())
+        for each in definitions.get("permissions", ())
         if each.get("vhost") == DEFAULT_VHOST
     }
     for name, role in roles.items():
@@ -149,7 +149,7 @@ def _rights(inventory: Inventory, found: Mapping[str, Any]) -> Iterator[Foreign]
     for name in here.keys() - roles.keys():
         if roles.get(name.removesuffix(NEXT)) != "probe":
             yield Foreign(LETS_IN, f"gives {name!r} the rights {_three(here[name])}")
-    for each in found.get("topic_permissions", ()):
+    for each in definitions.get("topic_permissions", ()):
         if each.get("vhost") == DEFAULT_VHOST:
             yield Foreign(DIFFERS, f"restricts the routing keys of {each.get('user')!r}")
 
@@ -163,11 +163,11 @@ _WORDS = ("configure", "write", "read")
 
 def _policies(
     inventory: Inventory,
-    found: Mapping[str, Any],
+    definitions: Mapping[str, Any],
     operator_policies: Iterable[Mapping[str, Any]],
 ) -> Iterator[Foreign]:
     wants_bound = inventory.supervisor != "local"
-    policies = [each for each in found.get("policies", ()) if each["vhost"] == DEFAULT_VHOST]
+    policies = [each for each in definitions.get("policies", ()) if each["vhost"] == DEFAULT_VHOST]
     names = {str(each["name"]) for each in policies}
     if wants_bound and BOUND not in names:
         yield Foreign(LOSES, f"has no policy {BOUND}, which bounds its queues")
@@ -176,7 +176,7 @@ def _policies(
     ours = [
         str(each["name"])
         for kind in ("queues", "exchanges")
-        for each in found.get(kind, ())
+        for each in definitions.get(kind, ())
         if each.get("vhost") == DEFAULT_VHOST and str(each["name"]).startswith(OURS)
     ]
     for kind, each in kinds:
@@ -198,13 +198,13 @@ def _matches(pattern: str, name: str) -> bool:
         return True
 
 
-def _parameters(found: Mapping[str, Any]) -> Iterator[Foreign]:
-    for each in found.get("parameters", ()):
+def _parameters(definitions: Mapping[str, Any]) -> Iterator[Foreign]:
+    for each in definitions.get("parameters", ()):
         component = str(each.get("component"))
         if each.get("vhost") == DEFAULT_VHOST:
             takes = component.startswith(("shovel", "federation"))
             yield Foreign(LOSES if takes else DIFFERS, f"has {component} {each.get('name')!r}")
-    for each in found.get("global_parameters", ()):
+    for each in definitions.get("global_parameters", ()):
         if each.get("name") not in GLOBAL:
             yield Foreign(DIFFERS, f"has global parameter {each.get('name')!r}")
 

@@ -41,17 +41,17 @@ class Queue:
     single_active: bool = False
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Queue:
+    def of(cls, entry: Mapping[str, Any]) -> Queue:
         """Read an entry of ``/api/queues``."""
         return cls(
-            name=str(found["name"]),
-            messages=found.get("messages"),
-            consumers=int(found.get("consumers", 0)),
-            unacked=int(found.get("messages_unacknowledged") or 0),
-            body_bytes=int(found.get("message_bytes") or 0),
-            vhost=str(found.get("vhost", DEFAULT_VHOST)),
-            kind=str(found.get("type", "quorum")),
-            single_active=bool((found.get("arguments") or {}).get(SINGLE_ACTIVE)),
+            name=str(entry["name"]),
+            messages=entry.get("messages"),
+            consumers=int(entry.get("consumers", 0)),
+            unacked=int(entry.get("messages_unacknowledged") or 0),
+            body_bytes=int(entry.get("message_bytes") or 0),
+            vhost=str(entry.get("vhost", DEFAULT_VHOST)),
+            kind=str(entry.get("type", "quorum")),
+            single_active=bool((entry.get("arguments") or {}).get(SINGLE_ACTIVE)),
         )
 
     def __str__(self) -> str:
@@ -72,14 +72,14 @@ class Connection:
     unacked: int = 0
 
     @classmethod
-    def of(cls, found: Mapping[str, Any], *, consumes: bool, unacked: int) -> Connection:
+    def of(cls, entry: Mapping[str, Any], *, consumes: bool, unacked: int) -> Connection:
         """Read an entry of ``/api/connections``."""
-        properties = found.get("client_properties") or {}
-        address = f"{found.get('peer_host', '?')}:{found.get('peer_port', '?')}"
+        properties = entry.get("client_properties") or {}
+        address = f"{entry.get('peer_host', '?')}:{entry.get('peer_port', '?')}"
         named = properties.get("connection_name") or properties.get("product")
         return cls(
-            name=str(found["name"]),
-            user=str(found.get("user", "")),
+            name=str(entry["name"]),
+            user=str(entry.get("user", "")),
             client=f"{named} at {address}" if named else address,
             consumes=consumes,
             unacked=unacked,

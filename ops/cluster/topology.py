@@ -177,7 +177,7 @@ def _age(entry: Entry) -> tuple[int, str, bool]:
 SAME_STALLED_S = 60.0
 POLL_S = 0.25
 # Names in one question to an agent.
-ASKED_AT_ONCE = 500
+NAMES_A_REQUEST = 500
 
 
 @click.group(short_help="Compare the topology of all agents and brokers.")
@@ -337,7 +337,7 @@ def _otherwise(view: View) -> list[str]:
         if name in view.absent.brokers:
             continue
         items = wanted_items(_entries(snapshot).values())
-        for begin in range(0, len(items), ASKED_AT_ONCE):
-            if fault := view.agents.mismatch(name, items[begin : begin + ASKED_AT_ONCE]):
+        for begin in range(0, len(items), NAMES_A_REQUEST):
+            if fault := view.agents.mismatch(name, items[begin : begin + NAMES_A_REQUEST]):
                 lines.append(f"{name}: {fault}")
     return lines

@@ -181,17 +181,17 @@ class SystemdNodes:
             *self.stop_broker(name),
             *self.stop_agent(name),
             *(Command((*root, "find", each, "-mindepth", "1", "-delete"), host) for each in STATES),
-            *self._on_each_host(name, *INSTALL, _package(version)),
-            *self._on_each_host(name, *HOLD),
+            *self._on_hosts(name, *INSTALL, _package(version)),
+            *self._on_hosts(name, *HOLD),
         )
 
     def installable(self, name: str, version: str) -> tuple[Command, ...]:
         return (
-            *self._on_each_host(name, *APT, "update"),
-            *self._on_each_host(name, *INSTALL, "--simulate", _package(version)),
+            *self._on_hosts(name, *APT, "update"),
+            *self._on_hosts(name, *INSTALL, "--simulate", _package(version)),
         )
 
-    def _on_each_host(self, name: str, *argv: str) -> tuple[Command, ...]:
+    def _on_hosts(self, name: str, *argv: str) -> tuple[Command, ...]:
         where = [(self.hosts[name], name in self.sudo)]
         where += [self.standbys[name]] if name in self.standbys else []
         return tuple(

@@ -321,14 +321,14 @@ def _print_environment(cluster: LocalCluster) -> None:
         click.echo(f"export {key}={shlex.quote(value)}")
 
 
-def _print_status(found: dict[str, Any]) -> None:
+def _print_status(status: dict[str, Any]) -> None:
     console = Console()
     say(
-        f"{found['cluster']}: AMQP {found['broker']}, list {found['list_url']} "
-        f"(generation {found['generation']}), statistics {found['stats_url']}"
+        f"{status['cluster']}: AMQP {status['broker']}, list {status['list_url']} "
+        f"(generation {status['generation']}), statistics {status['stats_url']}"
     )
     table = Table("part", "address", "state", "pid", "agent", "verdict", "list", box=None)
-    for one in found["parts"]:
+    for one in status["parts"]:
         listed = "draining" if one.get("draining") else "yes" if one.get("listed") else "no"
         table.add_row(
             *(

@@ -46,7 +46,7 @@ def create(view: MirrorView, *, skip_sync: bool, erase: Mapping[str, str], agent
             commands=(kits.ops(view.file, "drbd", "install", name),),
         ),
         Step(name="load DRBD", commands=on(both, commands.load_module())),
-        *_metadata_made(view, erase),
+        *_make_metadata(view, erase),
         Step(
             name="connect the two",
             commands=on(both, commands.adjust(name)),
@@ -71,7 +71,7 @@ def create(view: MirrorView, *, skip_sync: bool, erase: Mapping[str, str], agent
     return Plan(name=f"drbd create {name}", steps=steps)
 
 
-def _metadata_made(view: MirrorView, erase: Mapping[str, str]) -> tuple[Step, ...]:
+def _make_metadata(view: MirrorView, erase: Mapping[str, str]) -> tuple[Step, ...]:
     """Return the steps that give both disks to DRBD. erase: as of `create`."""
     mirror, both = view.mirror, view.hosts
     return (
@@ -171,7 +171,7 @@ def connect(view: MirrorView) -> Plan:
         check=_whole_or_split(view),
         within_s=COPY_WITHIN_S,
     )
-    return Plan(name=f"drbd connect {view.name}", steps=(step, _seen_whole(view)))
+    return Plan(name=f"drbd connect {view.name}", steps=(step, _check_whole(view)))
 
 
 def disconnect(view: MirrorView, host: Host) -> Plan:
@@ -217,7 +217,7 @@ def new_disk(view: MirrorView, host: Host, *, erase: Mapping[str, str]) -> Plan:
             check=view.is_whole(host),
             within_s=COPY_WITHIN_S,
         ),
-        _seen_whole(view),
+        _check_whole(view),
     )
     return Plan(name=f"drbd disk {mirror.name}", steps=steps)
 
@@ -272,7 +272,7 @@ def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) ->
                 check=view.is_whole(survivor),
                 within_s=COPY_WITHIN_S,
             ),
-            _seen_whole(view),
+            _check_whole(view),
         ),
     )
 
@@ -291,7 +291,7 @@ def _disconnected(view: MirrorView, host: Host) -> Step:
     )
 
 
-def _seen_whole(view: MirrorView) -> Step:
+def _check_whole(view: MirrorView) -> Step:
     """Make the step that records that no host goes on alone any more."""
     return Step(
         name="see that both hosts say so",

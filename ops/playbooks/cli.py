@@ -341,14 +341,14 @@ def _drain_options(journal: Journal, **options: Any) -> dict[str, Any]:
     return options_of_run(journal, options, defaults, may_come=("moves",))
 
 
-def _version(view: View, name: str, said: str) -> str:
+def _version(view: View, name: str, wanted: str) -> str:
     """Return the version to install: this one, else the inventory's.
 
     Raises ConfigError for one that a local cluster cannot run.
     """
-    if said and view.inventory.supervisor == "local" and said not in RELEASES:
-        raise ConfigError(f"--to {said}: a local cluster can run {', '.join(RELEASES)}")
-    return said or view.node(name).version
+    if wanted and view.inventory.supervisor == "local" and wanted not in RELEASES:
+        raise ConfigError(f"--to {wanted}: a local cluster can run {', '.join(RELEASES)}")
+    return wanted or view.node(name).version
 
 
 def _resumed(journal: Journal, name: str) -> Target | None:

@@ -46,7 +46,7 @@ LEAVE_WITHIN_S = 20.0
 HANG_UP_WITHIN_S = 30.0
 EMPTY_WITHIN_S = 3600.0
 CLIENTS_WITHIN_S = 120.0
-SEEN_WITHIN_S = 120.0
+STATE_WITHIN_S = 120.0
 MOVED_LAGS = 4
 # Enough for a broker's disk full of messages, at a few thousand a second.
 MOVE_WITHIN_S = 6 * 3600.0
@@ -291,7 +291,7 @@ def nothing_left(target: Target, view: View, nodes: Supervisor, how: Drain) -> S
         is_fresh=True,
         until="every queue is empty, counted twice and tried",
         check=emptying,
-        within_s=SEEN_WITHIN_S,
+        within_s=STATE_WITHIN_S,
         tells=how.moves,
         proof=emptying.proof,
     )

@@ -279,7 +279,7 @@ def _is_gateways(path: Path) -> bool:
     return path.parent == ETC and path.name.startswith("gateway.")
 
 
-def restart_wanted(made: list[Change], observed: Observed) -> bool:
+def restart_wanted(changes: list[Change], observed: Observed) -> bool:
     """Return whether the broker runs, and reads some of these files only when it starts."""
-    paths = [change.file.path for change in made if change.file]
+    paths = [change.file.path for change in changes if change.file]
     return BROKER_UNIT in observed.active and any(path.name in READ_AT_START for path in paths)

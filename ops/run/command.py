@@ -29,7 +29,7 @@ import click
 from inventory import shell
 from inventory.errors import CommandFailed
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, load
-from messagebus.commands.options import said
+from messagebus.commands.options import option_value
 from messagebus.errors import ConfigError
 from messagebus.terminal import StatusLine, say
 from ops.errors import LockHeld, OpsError, RunOpen
@@ -67,7 +67,7 @@ inventory_option = click.option(
     "--inventory",
     "file",
     type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
-    default=lambda: said("inventory") or Path(os.environ.get(ENV_PATH) or DEFAULT_PATH),
+    default=lambda: option_value("inventory") or Path(os.environ.get(ENV_PATH) or DEFAULT_PATH),
     help=f"Default ${ENV_PATH}, else {DEFAULT_PATH}.",
 )
 

@@ -91,14 +91,14 @@ def _late(run: Run, judged: Sifted | Unsifted) -> DataFrame:
     return late.unionByName(broken.filter(broken["date"] == run.day) if run.day else broken)
 
 
-def _counts(run: Run, found: dict[str, Any]) -> dict[str, int]:
+def _counts(run: Run, measured: dict[str, Any]) -> dict[str, int]:
     """Return the counts of `events.FAULTS` that the audit itself finds, by name."""
-    rows = found["subscriptions"]
+    rows = measured["subscriptions"]
     counts = {name: sum(row[count] for row in rows) for name, count in audit.COUNTED.items()}
-    counts |= {name: found["verdicts"][name] for name in audit.JUDGED}
+    counts |= {name: measured["verdicts"][name] for name in audit.JUDGED}
     pending = sum(row["pending"] for row in rows)
     counts["pending"] = pending if run.manifest.is_grace_too_long else 0
-    return counts | {"late": found["order"]["out_of_order"]}
+    return counts | {"late": measured["order"]["out_of_order"]}
 
 
 def _width(run: Run) -> int:
@@ -139,24 +139,24 @@ def _messages(totals: Rows, column: str, known: Iterable[str]) -> dict[str, int]
     return counts
 
 
-def _check(run: Run, found: dict[str, Any]) -> None:
+def _check(run: Run, measured: dict[str, Any]) -> None:
     """Check that every delivery is in the audit. Raises DoesNotAddUp."""
     if run.day is not None:
         return  # a day is judged with rows of its neighbours
-    deliveries = sum(row["deliveries"] for row in found["subscriptions"])
+    deliveries = sum(row["deliveries"] for row in measured["subscriptions"])
     read = run.ingested.total("delivered", "good")
     if deliveries != read:
         raise DoesNotAddUp(f"{plural(deliveries, 'delivery')} judged of {read:,} good rows")
 
 
-def _answer(run: Run, found: dict[str, Any]) -> Answer:
-    verdicts, late = found["verdicts"], found["order"]["out_of_order"]
+def _answer(run: Run, measured: dict[str, Any]) -> Answer:
+    verdicts, late = measured["verdicts"], measured["order"]["out_of_order"]
     messages = sum(verdicts.values())
-    faults: list[str] = [*counted(found["counts"])]
+    faults: list[str] = [*counted(measured["counts"])]
     if not messages:
         faults.append(Fault("nothing", "nothing was published"))
-    repeats = sum(row["repeats"] for row in found["repeats"])
-    unexplained = sum(r["repeats"] for r in found["repeats"] if r["why"] == "unexplained")
+    repeats = sum(row["repeats"] for row in measured["repeats"])
+    unexplained = sum(r["repeats"] for r in measured["repeats"] if r["why"] == "unexplained")
     page = page_of(
         run,
         "audit",
@@ -168,18 +168,18 @@ def _answer(run: Run, found: dict[str, Any]) -> Answer:
             Figure(cell(verdicts["lost"]), "lost", "confirmed, not delivered"),
             Figure(cell(verdicts["altered"]), "altered", "by size and body hash"),
             Figure(cell(repeats), "delivered again", f"{unexplained:,} without explanation"),
-            Figure(cell(late), "out of order", f"of {found['order']['ordered']:,} judged"),
+            Figure(cell(late), "out of order", f"of {measured['order']['ordered']:,} judged"),
         ),
-        sections=_sections(run, found),
+        sections=_sections(run, measured),
         words=WORDS,
         tables="fates, late" if run.day else "odd_fates, late",
     )
-    return Answer(found, page, BROKEN, UNSHOWN)
+    return Answer(measured, page, BROKEN, UNSHOWN)
 
 
-def _sections(run: Run, found: dict[str, Any]) -> tuple[Section, ...]:
-    rows = found["subscriptions"]
-    verdicts = [{"verdict": plain(each), "messages": n} for each, n in found["verdicts"].items()]
+def _sections(run: Run, measured: dict[str, Any]) -> tuple[Section, ...]:
+    rows = measured["subscriptions"]
+    verdicts = [{"verdict": plain(each), "messages": n} for each, n in measured["verdicts"].items()]
     return (
         Section(
             title="What became of them",
@@ -189,7 +189,7 @@ def _sections(run: Run, found: dict[str, Any]) -> tuple[Section, ...]:
         Section(
             title="When",
             note="What was not as it should be, by the second in which a message was meant to be sent.",
-            chart=_over_time(run, found),
+            chart=_over_time(run, measured),
         ),
         section_of("Fates of messages", verdicts, ("verdict", "messages")),
         section_of(
@@ -197,10 +197,10 @@ def _sections(run: Run, found: dict[str, Any]) -> tuple[Section, ...]:
             rows,
             {"subscription": subscription, **{plain(key): key for key in PAIRS}},
         ),
-        section_of("Delivered again, and why", found["repeats"], REPEATED, left=3),
+        section_of("Delivered again, and why", measured["repeats"], REPEATED, left=3),
         section_of(
             "To be looked up",
-            found["suspects"],
+            measured["suspects"],
             SUSPECT,
             left=len(SUSPECT) - 1,
             shown_max=SUSPECTS_MAX,
@@ -208,7 +208,7 @@ def _sections(run: Run, found: dict[str, Any]) -> tuple[Section, ...]:
         ),
         section_of(
             "Out of order",
-            [{key: str(row[key]) for key in ARRIVAL} for row in found["late"]],
+            [{key: str(row[key]) for key in ARRIVAL} for row in measured["late"]],
             ARRIVAL,
             left=len(ARRIVAL) - 2,
             shown_max=SUSPECTS_MAX,
@@ -268,8 +268,8 @@ def _fate_bar(row: dict[str, Any]) -> Bar:
     return Bar(subscription(row), parts, f"{row['delivered']:,} of {row['expected']:,}")
 
 
-def _over_time(run: Run, found: dict[str, Any]) -> str:
-    rows, width = found["troubles"], found["window_s"]
+def _over_time(run: Run, measured: dict[str, Any]) -> str:
+    rows, width = measured["troubles"], measured["window_s"]
     if not rows:
         return ""
     counted = {row["at"]: row for row in rows}

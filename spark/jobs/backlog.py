@@ -103,10 +103,10 @@ def measure(run: Run) -> Answer:
     return Answer(found, _page(run, found))
 
 
-def _windows(rows: DataFrame, width: int, *found: Column) -> list[dict[str, Any]]:
-    """Return DIMS, at (the first second of a window), and what was found in the window."""
+def _windows(rows: DataFrame, width: int, *columns: Column) -> list[dict[str, Any]]:
+    """Return DIMS, at (the first second of a window), and these columns of the window."""
     at = throughput.whole("second", width).alias("at")
-    return collected(rows.groupBy(*backlog.DIMS, at).agg(*found))
+    return collected(rows.groupBy(*backlog.DIMS, at).agg(*columns))
 
 
 def _end_ns(run: Run, waits: DataFrame) -> int:
@@ -126,15 +126,15 @@ def _queue(row: dict[str, Any]) -> tuple[str, ...]:
     return tuple(row[name] for name in backlog.DIMS)
 
 
-def _page(run: Run, found: dict[str, Any]) -> Page:
-    drains = found["drains"]
+def _page(run: Run, measured: dict[str, Any]) -> Page:
+    drains = measured["drains"]
     left = [row for row in drains if row["never"]]
     nothing: dict[str, Any] = {"peak": None, "broker": ""}
     worst = max(drains, key=lambda row: row["peak"], default=nothing)
     ages = [row["age_ms"] for row in drains if row["age_ms"] is not None]
     oldest = milliseconds(max(ages) if ages else None)
-    by = f"by {found['clocks']:,} clocks" if found["clocks"] > 1 else ""
-    chart = over_time(_panels(found), until_s=found["end_s"], **marks_and_spans(run))
+    by = f"by {measured['clocks']:,} clocks" if measured["clocks"] > 1 else ""
+    chart = over_time(_panels(measured), until_s=measured["end_s"], **marks_and_spans(run))
     return page_of(
         run,
         "backlog",
@@ -142,7 +142,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         if not left
         else f"Not everything was taken out of {len(left)} of {len(drains)} queues.",
         faults=(
-            *_clocks(found["early"], found["clocks"]),
+            *_clocks(measured["early"], measured["clocks"]),
             *(
                 Fault(
                     "backlog",
@@ -197,13 +197,13 @@ DRAINS: Columns = {
 }
 
 
-def _panels(found: dict[str, Any]) -> list[Panel]:
+def _panels(measured: dict[str, Any]) -> list[Panel]:
     panels = [
-        Panel("messages waiting", _summed(found["timeline"], "depth"), "step", height=2.6),
-        Panel("wait of the oldest", _oldest(found), "step", "ms", height=2.2),
+        Panel("messages waiting", _summed(measured["timeline"], "depth"), "step", height=2.6),
+        Panel("wait of the oldest", _oldest(measured), "step", "ms", height=2.2),
     ]
-    if found["sampled"]:
-        ready = _summed(found["sampled"], "ready")
+    if measured["sampled"]:
+        ready = _summed(measured["sampled"], "ready")
         panels.append(Panel("messages ready, as brokers said", ready, "line"))
     return panels
 
@@ -223,14 +223,14 @@ def _summed(rows: list[dict[str, Any]], key: str) -> list[Series]:
     return series_by(sums, missing=math.nan)
 
 
-def _oldest(found: dict[str, Any]) -> list[Series]:
+def _oldest(measured: dict[str, Any]) -> list[Series]:
     """Return the wait of the oldest message; it grows while nothing moves.
 
     Without messages there is no line.
     """
-    width, end_s = found["window_s"], found["end_s"]
+    width, end_s = measured["window_s"], measured["end_s"]
     queues: dict[tuple[str, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
-    for row in found["timeline"]:
+    for row in measured["timeline"]:
         queues[_queue(row)][row["at"]] = row
     largest: dict[tuple[str, int], float] = {}
     for (broker, *_), own in queues.items():

@@ -106,7 +106,7 @@ class Model:
 
     costs: tuple[float, ...]
     syncs_per_s: float
-    syncs_each: float
+    syncs_per_copy: float
 
     def cpu_us(self, load: Load) -> float:
         """Return the CPU time of a message at one broker that has this load, its rest included."""
@@ -115,7 +115,7 @@ class Model:
     def share(self, load: Load, brokers: int) -> Load:
         """Return the load of one of this many brokers, with the most syncs that there may be."""
         rate_per_s = load.rate_per_s / brokers
-        syncs = min(self.syncs_per_s / rate_per_s, self.syncs_each * load.fan_out)
+        syncs = min(self.syncs_per_s / rate_per_s, self.syncs_per_copy * load.fan_out)
         return dataclasses.replace(load, rate_per_s=rate_per_s, syncs=syncs)
 
     def busy(self, load: Load, brokers: int) -> float:
@@ -175,7 +175,7 @@ def fitted(runs: Sequence[Measured]) -> Model:
     return Model(
         tuple(costs),
         syncs_per_s=max(run.load.syncs * run.load.rate_per_s for run in runs),
-        syncs_each=max(run.load.syncs / run.load.fan_out for run in runs),
+        syncs_per_copy=max(run.load.syncs / run.load.fan_out for run in runs),
     )
 
 
@@ -394,7 +394,7 @@ def _variants(
 
 
 def _page(
-    found: Mapping[str, Any],
+    measured: Mapping[str, Any],
     load: Load,
     durability: str,
     cores: float,
@@ -406,41 +406,41 @@ def _page(
         title=f"{per_second(load.rate_per_s)} of {load.size:,.0f} B to {load.fan_out:g}, {durability}",
         meta=(
             f"Brokers of {cores:g} cores, each busy for {busy_max:.0%} at most.",
-            f"Fitted from {plural(len(found['runs']), 'run')}.",
+            f"Fitted from {plural(len(measured['runs']), 'run')}.",
         ),
-        verdict=plural(found["brokers"], "broker")
-        + (f", {found['spare']} of which may be away." if found["spare"] else ".")
-        + f" On runs that it has not seen the model is {found['error_mean']:.0%} off on average.",
+        verdict=plural(measured["brokers"], "broker")
+        + (f", {measured['spare']} of which may be away." if measured["spare"] else ".")
+        + f" On runs that it has not seen the model is {measured['error_mean']:.0%} off on average.",
         faults=faults,
-        figures=_figures(found),
-        sections=_sections(found),
+        figures=_figures(measured),
+        sections=_sections(measured),
         words=WORDS,
         footer="Numbers: capacity.json beside this page.",
     )
 
 
-def _figures(found: Mapping[str, Any]) -> tuple[Figure, ...]:
-    count, spare = found["brokers"], found["spare"]
-    written, syncs = found["written_mb_per_s"], found["syncs_per_s"]
+def _figures(measured: Mapping[str, Any]) -> tuple[Figure, ...]:
+    count, spare = measured["brokers"], measured["spare"]
+    written, syncs = measured["written_mb_per_s"], measured["syncs_per_s"]
     return (
         Figure(cell(count), "brokers needed", f"{spare} spare" if spare else ""),
         Figure(
-            f"{found['busy']:.0%}",
+            f"{measured['busy']:.0%}",
             "of a broker's cores are busy",
-            f"of {count - spare}; {found['queue_cores']:.0%} of a core by each queue",
+            f"of {count - spare}; {measured['queue_cores']:.0%} of a core by each queue",
         ),
-        Figure(f"{found['cpu_us']:,.0f} µs", "CPU of a message"),
+        Figure(f"{measured['cpu_us']:,.0f} µs", "CPU of a message"),
         Figure(
             f"{written:,.1f} MB/s", "written by each broker", f"with {syncs:,.0f} syncs a second"
         ),
         Figure(
-            f"{found['error_mean']:.1%}",
+            f"{measured['error_mean']:.1%}",
             "error",
             ", ".join(
                 f"{error:.0%} at the {name} rate, {per_second(rate)}"
-                for name, (rate, error) in found["error_at"].items()
+                for name, (rate, error) in measured["error_at"].items()
             )
-            + f"; at most {found['error_max']:.0%} in one run",
+            + f"; at most {measured['error_max']:.0%} in one run",
         ),
     )
 
@@ -456,10 +456,11 @@ RUNS: Columns = {
 }
 
 
-def _sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
-    variants = found["variants"]
+def _sections(measured: Mapping[str, Any]) -> tuple[Section, ...]:
+    variants = measured["variants"]
     costs = [
-        {"part": part, "cost": found["costs"][part], "unit": unit} for part, unit in PARTS.items()
+        {"part": part, "cost": measured["costs"][part], "unit": unit}
+        for part, unit in PARTS.items()
     ]
     bars = Bars(
         tuple(Bar.of(each["load"], each["brokers"], cell(each["brokers"])) for each in variants)
@@ -467,7 +468,7 @@ def _sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
     return (
         section_of("If the load were another", variants, VARIANTS, bars=bars),
         section_of("What costs", costs, COSTS),
-        section_of("Runs, each predicted from those at other rates", found["runs"], RUNS),
+        section_of("Runs, each predicted from those at other rates", measured["runs"], RUNS),
     )
 
 

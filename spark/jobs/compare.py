@@ -41,7 +41,7 @@ from spark.lake.ingest import Ingested, ingested
 from spark.lake.places import PlaceType
 from spark.lake.tables import Lake
 from spark.measures import hdr, latency, throughput
-from spark.measures.faults import bad_faults, counted, of_publishes, said
+from spark.measures.faults import bad_faults, counted, notes_of, of_publishes
 from spark.measures.latency import CONFIRM, CURVE, END_TO_END, MEASURE_NAMES
 from spark.measures.run import Run
 from spark.pages import bin_window_for, collected
@@ -109,9 +109,9 @@ def _measured(run: Run) -> dict[str, Any]:
         hdr.percentiles(latency.bins(run, samples, bin_window_for(run)), ["measure"], CURVE)
     )
     faults: Counter[str] = Counter()
-    audited = counted(audit.measure(run).found["counts"])
+    audited = counted(audit.measure(run).measured["counts"])
     for fault in (*audited, *of_publishes(run), *bad_faults(run.ingested, 0)):
-        faults[fault.name] += fault.found
+        faults[fault.name] += fault.total
     clocks = latency.clock_counts(run, samples)
     faults["clocks"] += sum(row["backwards"] for row in clocks.values())
     errors = {measure: row["error_ns"] for measure, row in clocks.items()}
@@ -128,7 +128,7 @@ def _measured(run: Run) -> dict[str, Any]:
         "curves": {row["measure"]: row for row in curves},
         "errors": errors,
         "manifest": run.manifest,
-        "notes": [f"{run.manifest.run_id}: {text}" for text in said(run.ingested)],
+        "notes": [f"{run.manifest.run_id}: {text}" for text in notes_of(run.ingested)],
     }
 
 
@@ -239,7 +239,7 @@ class Row:
 
 
 def numbers(
-    found: Iterable[Mapping[str, Any]],
+    percentiles: Iterable[Mapping[str, Any]],
     *,
     confirmed: int,
     load_s: float,
@@ -249,7 +249,7 @@ def numbers(
 ) -> list[dict[str, Any]]:
     """Return name, unit, value of one run.
 
-    found: rows of `hdr.percentiles` by measure. load_s: of `throughput.load_s`: a stall is in its rate.
+    percentiles: rows of `hdr.percentiles` by measure. load_s: of `throughput.load_s`: a stall is in its rate.
     span_s: length of the run. faults: name in `events.FAULTS` -> count. errors: measure -> difference of
     clocks, ns.
     A percentile without enough samples has no value.
@@ -259,7 +259,7 @@ def numbers(
         _number(RATE, "/s", confirmed / load_s if load_s else 0.0),
         _number(OVER_ALL, "/s", confirmed / span_s),
     ]
-    for row in sorted(found, key=lambda row: str(row["measure"])):
+    for row in sorted(percentiles, key=lambda row: str(row["measure"])):
         for each in PERCENTILES:
             value_ns = hdr.shown(row, each, errors.get(row["measure"], 0))
             value = None if value_ns is None else value_ns / NS_PER_MS

@@ -69,16 +69,16 @@ def measure(run: Run) -> Answer:
             }
             for row in collected(incidents.orderBy("number"))
         ],
-        "publishers": _told(run, gaps.around(by_publisher, ["publisher"], incidents)),
-        "brokers": _told(run, gaps.around(by_broker, BROKER_DIMS, incidents)),
-        "longest": _told(run, gaps.longest(waiting, dims, **of, until_ns=until_ns)),
+        "publishers": _gap_rows(run, gaps.around(by_publisher, ["publisher"], incidents)),
+        "brokers": _gap_rows(run, gaps.around(by_broker, BROKER_DIMS, incidents)),
+        "longest": _gap_rows(run, gaps.longest(waiting, dims, **of, until_ns=until_ns)),
         "unconfirmed": unconfirmed(run),
         "lost": fates.filter("lost").count(),
     }
     return Answer(found, _page(run, found))
 
 
-def _told(run: Run, around: DataFrame) -> list[dict[str, Any]]:
+def _gap_rows(run: Run, around: DataFrame) -> list[dict[str, Any]]:
     """Return the gaps, longest first; times as seconds since the start, durations in ms."""
     rows = [
         {key: value for key, value in row.items() if not key.endswith("_ns")}
@@ -91,49 +91,49 @@ def _told(run: Run, around: DataFrame) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["gap_ms"])
 
 
-def _page(run: Run, found: dict[str, Any]) -> Page:
+def _page(run: Run, measured: dict[str, Any]) -> Page:
     verdict = "Nothing was published."
-    if found["longest"]:
-        longest = milliseconds(found["longest"][0]["gap_ms"])
-        verdict = f"No publisher waited longer than {longest}{_without(found['unconfirmed'])}."
+    if measured["longest"]:
+        longest = milliseconds(measured["longest"][0]["gap_ms"])
+        verdict = f"No publisher waited longer than {longest}{_without(measured['unconfirmed'])}."
     return page_of(
         run,
         "failover",
         verdict=verdict,
-        faults=tuple(counted({"lost": found["lost"]})),
-        comment=f"{plural(len(found['incidents']), 'thing')} done to the cluster.",
+        faults=tuple(counted({"lost": measured["lost"]})),
+        comment=f"{plural(len(measured['incidents']), 'thing')} done to the cluster.",
         figures=tuple(
             _figure(one, own)
-            for one in found["incidents"][:FIGURES_MAX]
-            if (own := _own(one, found))
+            for one in measured["incidents"][:FIGURES_MAX]
+            if (own := _own(one, measured))
         ),
-        sections=_sections(found),
+        sections=_sections(measured),
         words=WORDS,
         tables="fates",
     )
 
 
-def _sections(found: dict[str, Any]) -> tuple[Section, ...]:
+def _sections(measured: dict[str, Any]) -> tuple[Section, ...]:
     return (
         Section(
             title="Around each of them",
             note="Bars: who was silent from when to when. A publisher had no confirm, a broker delivered "
             "nothing new, while something waited for it. Shaded: as long as it lasted; after a kill, until "
-            "the broker was back." + _rest(found),
-            chart=silences(_events(found)),
+            "the broker was back." + _rest(measured),
+            chart=silences(_events(measured)),
         ),
         _gaps(
-            found,
+            measured,
             ("publisher",),
             note="The longest time without a confirm around each incident.",
         ),
         _gaps(
-            found,
+            measured,
             ("broker", "topic", "subscription"),
             note="The longest time without a first delivery around each incident. For a broker that was "
             "down its own absence is in it.",
         ),
-        section_of("Whole run", found["longest"], {"publisher": "publisher", **GAP}),
+        section_of("Whole run", measured["longest"], {"publisher": "publisher", **GAP}),
     )
 
 
@@ -146,38 +146,38 @@ def _without(unconfirmed: dict[str, int]) -> str:
     )
 
 
-def _rest(found: dict[str, Any]) -> str:
-    count = len(found["incidents"])
+def _rest(measured: dict[str, Any]) -> str:
+    count = len(measured["incidents"])
     return f" The first {FIGURES_MAX} of {count:,}." if count > FIGURES_MAX else ""
 
 
-def _events(found: dict[str, Any]) -> list[Around]:
-    every = [one | {"done_s": one["at_s"] + one["lasted_s"]} for one in found["incidents"]]
+def _events(measured: dict[str, Any]) -> list[Around]:
+    every = [one | {"done_s": one["at_s"] + one["lasted_s"]} for one in measured["incidents"]]
     return [
         Around(
             f"{one['kind']} {one['broker']}".strip(),
             one["at_s"],
             over_s(one, every),
-            _longest(found, one["number"]),
+            _longest(measured, one["number"]),
         )
         for one in every[:FIGURES_MAX]
     ]
 
 
-def _longest(found: dict[str, Any], number: int) -> list[Gap]:
+def _longest(measured: dict[str, Any], number: int) -> list[Gap]:
     """Return the longest gap of each publisher and broker around an incident, over all subscriptions."""
     gaps: dict[tuple[str, str], Gap] = {}
     for kind, key in (("publisher", "publishers"), ("broker", "brokers")):
-        for row in found[key]:
+        for row in measured[key]:
             if row["number"] == number:
                 gap = Gap(kind, row[kind], row["began_s"], row["gap_ms"] / 1000)
                 gaps.setdefault((kind, gap.name), gap)
     return sorted(gaps.values(), key=lambda gap: -gap.lasted_s)
 
 
-def _own(incident: Mapping[str, Any], found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _own(incident: Mapping[str, Any], measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the silences of publishers around an incident, the longest first."""
-    return [row for row in found["publishers"] if row["number"] == incident["number"]]
+    return [row for row in measured["publishers"] if row["number"] == incident["number"]]
 
 
 def _figure(incident: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> Figure:
@@ -188,13 +188,13 @@ def _figure(incident: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> Fi
     )
 
 
-def _gaps(found: dict[str, Any], dims: tuple[str, ...], *, note: str) -> Section:
+def _gaps(measured: dict[str, Any], dims: tuple[str, ...], *, note: str) -> Section:
     """Make the section of the longest gaps of publishers, or of brokers, around each incident."""
     key = f"{dims[0]}s"
-    at_s = {one["number"]: one["at_s"] for one in found["incidents"]}
+    at_s = {one["number"]: one["at_s"] for one in measured["incidents"]}
     return section_of(
         key.capitalize(),
-        sorted(found[key], key=lambda row: (row["number"], -row["gap_ms"])),
+        sorted(measured[key], key=lambda row: (row["number"], -row["gap_ms"])),
         {
             "incident": lambda row: f"{row['kind']} {row['at_broker']}".strip(),
             "at": lambda row: f"{at_s[row['number']]:,.1f} s",

@@ -103,16 +103,16 @@ def _brokers(run: Run, rows: list[dict[str, Any]]) -> list[str]:
     return [*run.manifest.brokers, *sorted(seen - {*run.manifest.brokers})]
 
 
-def _page(run: Run, found: dict[str, Any]) -> Page:
-    judged = [{"of": name, **one} for name, one in found["judged"].items() if one]
-    load = found["judged"][OF_BROKERS]
+def _page(run: Run, measured: dict[str, Any]) -> Page:
+    judged = [{"of": name, **one} for name, one in measured["judged"].items() if one]
+    load = measured["judged"][OF_BROKERS]
     return page_of(
         run,
         "imbalance",
         verdict=f"Of all messages the busiest broker took {load['max_over_mean']:.2f} times the mean."
         if load
         else "Nothing was confirmed.",
-        faults=tuple(lost_at_least(found["missing_at_least"])),
+        faults=tuple(lost_at_least(measured["missing_at_least"])),
         figures=tuple(
             Figure(
                 f"{one['max_over_mean']:.2f}",
@@ -121,39 +121,42 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             )
             for one in judged
         ),
-        sections=_sections(run, found, judged),
+        sections=_sections(run, measured, judged),
         words=WORDS,
         tables="throughput",
     )
 
 
-def _sections(run: Run, found: dict[str, Any], judged: list[dict[str, Any]]) -> tuple[Section, ...]:
+def _sections(
+    run: Run, measured: dict[str, Any], judged: list[dict[str, Any]]
+) -> tuple[Section, ...]:
     connections = [
-        (f"{row['publisher']} at {row['broker']}", row["messages"]) for row in found["connections"]
+        (f"{row['publisher']} at {row['broker']}", row["messages"])
+        for row in measured["connections"]
     ]
-    hot = [(f"{row['topic']} {row['key']}", row["messages"]) for row in found["hot_keys"]]
+    hot = [(f"{row['topic']} {row['key']}", row["messages"]) for row in measured["hot_keys"]]
     return (
         _loads(
             "Brokers",
-            found["brokers"],
+            measured["brokers"],
             ("kind", "broker"),
             note="Messages that each of them confirmed.",
-            bars=broker_bars(run, found),
+            bars=broker_bars(run, measured),
         ),
         section_of("Balance", judged, BALANCE),
         _loads(
             "Connections",
-            found["connections"],
+            measured["connections"],
             ("publisher", "broker"),
             note="A publisher at a broker; one that moved has several.",
-            bars=_bars(found, OF_CONNECTIONS, connections),
+            bars=_bars(measured, OF_CONNECTIONS, connections),
         ),
         section_of(
             "Hot keys",
             [
-                {**row, "share": f"{row['messages'] / found['keyed']:.1%}"}
-                for row in found["hot_keys"]
-                if row["messages"] > found["judged"][OF_KEYS]["mean"]
+                {**row, "share": f"{row['messages'] / measured['keyed']:.1%}"}
+                for row in measured["hot_keys"]
+                if row["messages"] > measured["judged"][OF_KEYS]["mean"]
             ],
             {
                 **{name: name for name in ("topic", "key", "messages", "share")},
@@ -161,8 +164,8 @@ def _sections(run: Run, found: dict[str, Any], judged: list[dict[str, Any]]) -> 
             },
             left=2,
             note=f"The {HOT_MAX} keys with the most messages, if more than the mean, of "
-            f"{plural(found['keyed'], 'message')} that have one.",
-            bars=_bars(found, OF_KEYS, hot),
+            f"{plural(measured['keyed'], 'message')} that have one.",
+            bars=_bars(measured, OF_KEYS, hot),
         ),
     )
 
@@ -176,19 +179,21 @@ BALANCE: Columns = {
 }
 
 
-def broker_bars(run: Run, found: Mapping[str, Any]) -> Bars:
+def broker_bars(run: Run, measured: Mapping[str, Any]) -> Bars:
     """Draw the loads of all brokers of the run, in their order."""
-    loads = {row["broker"]: row["messages"] for row in found["brokers"] if row["kind"] == CONFIRMED}
-    named = [(broker, loads.get(broker, 0)) for broker in _brokers(run, found["brokers"])]
+    loads = {
+        row["broker"]: row["messages"] for row in measured["brokers"] if row["kind"] == CONFIRMED
+    }
+    named = [(broker, loads.get(broker, 0)) for broker in _brokers(run, measured["brokers"])]
     if len(named) > BARS_MAX:
         named.sort(key=lambda load: -load[1])
-    return _bars(found, OF_BROKERS, named, is_sorted=True)
+    return _bars(measured, OF_BROKERS, named, is_sorted=True)
 
 
 def _bars(
-    found: Mapping[str, Any], of: str, loads: list[tuple[str, int]], *, is_sorted: bool = False
+    measured: Mapping[str, Any], of: str, loads: list[tuple[str, int]], *, is_sorted: bool = False
 ) -> Bars:
-    judged = found["judged"][of]
+    judged = measured["judged"][of]
     if not judged:
         return NO_BARS
     ordered = loads if is_sorted else sorted(loads, key=lambda load: -load[1])

@@ -33,7 +33,7 @@ from spark.command import (
 from spark.lake.ingest import Ingested, Plan, ingest, plan
 from spark.lake.places import PlaceType
 from spark.lake.tables import Lake
-from spark.measures.faults import Fault, bad_faults, said
+from spark.measures.faults import Fault, bad_faults, notes_of
 from spark.pages import bad_lines
 
 
@@ -82,14 +82,14 @@ def command(
                 Fault(fault.name, f"{one.manifest.run_id}: {fault}")
                 for fault in bad_faults(one, bad_max)
             ]
-        notes = [f"{one.manifest.run_id}: {text}" for one in found for text in said(one)]
+        notes = [f"{one.manifest.run_id}: {text}" for one in found for text in notes_of(one)]
         answer = Answer(_as_json(found), _page(found, lake))
         return write("ingest", answer, out, faults, allow=allow, notes=notes)
 
     return in_one_line("ingest", work)
 
 
-def _as_json(found: list[Ingested]) -> dict[str, Any]:
+def _as_json(runs: list[Ingested]) -> dict[str, Any]:
     return {
         one.manifest.run_id: {
             "files": one.files,
@@ -99,7 +99,7 @@ def _as_json(found: list[Ingested]) -> dict[str, Any]:
             "bad": one.reasons(),
             "clock_spread_ns": one.clock_spread_ns,
         }
-        for one in found
+        for one in runs
     }
 
 
@@ -112,14 +112,14 @@ WORDS = {
 }
 
 
-def _page(found: list[Ingested], lake: Lake) -> Page:
-    good = sum(int(file["good"]) for one in found for file in one.files.values())
-    bad, read = sum(one.bad for one in found), sum(len(one.read) for one in found)
+def _page(runs: list[Ingested], lake: Lake) -> Page:
+    good = sum(int(file["good"]) for one in runs for file in one.files.values())
+    bad, read = sum(one.bad for one in runs), sum(len(one.read) for one in runs)
     return Page(
         kind="ingest",
-        title=", ".join(one.manifest.run_id for one in found) or "nothing",
+        title=", ".join(one.manifest.run_id for one in runs) or "nothing",
         meta=(
-            f"{plural(len(found), 'run')}, {plural(sum(len(one.files) for one in found), 'file')}",
+            f"{plural(len(runs), 'run')}, {plural(sum(len(one.files) for one in runs), 'file')}",
         ),
         verdict=f"{plural(good, 'good row')} and {plural(bad, 'bad line')} are in the lake.",
         comment=f"{plural(read, 'file')} read now; the others were as they had been.",
@@ -127,15 +127,15 @@ def _page(found: list[Ingested], lake: Lake) -> Page:
             Figure(cell(good), "good rows"),
             Figure(cell(bad), "bad lines", "in quarantine"),
             Figure(cell(read), "files read now"),
-            Figure(cell(sum(len(one.skipped) for one in found)), "files not read"),
+            Figure(cell(sum(len(one.skipped) for one in runs)), "files not read"),
         ),
-        sections=_sections(found),
+        sections=_sections(runs),
         words=WORDS,
         footer=f"Numbers: ingest.json beside this page. Rows: {lake.root} (Parquet).",
     )
 
 
-def _sections(found: list[Ingested]) -> tuple[Section, ...]:
+def _sections(runs: list[Ingested]) -> tuple[Section, ...]:
     files = [
         {
             "run": one.manifest.run_id,
@@ -145,11 +145,11 @@ def _sections(found: list[Ingested]) -> tuple[Section, ...]:
             "MB": megabytes(file["bytes"]),
             "now": "read" if source in one.read else "as before",
         }
-        for one in found
+        for one in runs
         for source, file in sorted(one.files.items())
     ]
-    bad = [row for one in found for row in bad_lines(one)]
-    skipped = [{"file": name, "why": why} for one in found for name, why in one.skipped]
+    bad = [row for one in runs for row in bad_lines(one)]
+    skipped = [{"file": name, "why": why} for one in runs for name, why in one.skipped]
     return (
         section_of("Files", files, ("run", "file", "good", "bad", "MB", "now"), left=2),
         section_of("Bad lines", bad, ("file", "why", "for example", "lines"), left=3),

@@ -120,15 +120,22 @@ def _histograms(bins: DataFrame) -> dict[str, str]:
     }
 
 
-def _page(run: Run, found: dict[str, Any]) -> Page:
-    whole = {row["measure"]: row for row in found["percentiles"] if row["scope"] == WHOLE}
-    names, errors = latency.names(run.manifest), _errors(found)
-    faults = [*clocks(names, found["clocks"], run.ingested), *counted({"lost": found["lost"]})]
-    verdict, none = "Nothing was confirmed.", _without(found)
+def _page(run: Run, measured: dict[str, Any]) -> Page:
+    whole = {row["measure"]: row for row in measured["percentiles"] if row["scope"] == WHOLE}
+    names, errors = latency.names(run.manifest), _errors(measured)
+    faults = [
+        *clocks(names, measured["clocks"], run.ingested),
+        *counted({"lost": measured["lost"]}),
+    ]
+    verdict, none = "Nothing was confirmed.", _without(measured)
     if CONFIRM in whole:
         p99 = _shown(whole[CONFIRM], 99.0, 0)
         verdict = f"p99 of {p99} until the confirm" + (f"; {none}." if none else ".")
-    never = f"{cell(found['never_delivered'])} never delivered" if found["never_delivered"] else ""
+    never = (
+        f"{cell(measured['never_delivered'])} never delivered"
+        if measured["never_delivered"]
+        else ""
+    )
     figures = [
         Figure(
             _shown(whole[name], 99.0, errors[name]),
@@ -144,11 +151,11 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         verdict=verdict,
         faults=tuple(faults),
         figures=tuple(figures),
-        sections=_sections(run, found),
+        sections=_sections(run, measured),
         words={
             **(CORRECTED if run.manifest.is_corrected else UNCORRECTED),
             **WORDS,
-            "below zero": _told_below(found["below_zero"], names),
+            "below zero": _below_text(measured["below_zero"], names),
         },
         tables="latency_bins",
     )
@@ -160,20 +167,20 @@ def _by(run: Run, measure: str) -> str:
     return f"by {clocks:,} clocks" if clocks > 1 else ""
 
 
-def _without(found: dict[str, Any]) -> str:
+def _without(measured: dict[str, Any]) -> str:
     """Return the publishes without a confirm, in words."""
     confirmed = sum(
         row["total"]
-        for row in found["percentiles"]
+        for row in measured["percentiles"]
         if (row["measure"], row["scope"]) == (CONFIRM, WHOLE)
     )
-    without = sum(found["unconfirmed"].values())
+    without = sum(measured["unconfirmed"].values())
     return f"{without:,} of {confirmed + without:,} publishes have none" if without else ""
 
 
-def _sections(run: Run, found: dict[str, Any]) -> tuple[Section, ...]:
-    names, errors = latency.names(run.manifest), _errors(found)
-    whole = {row["measure"]: row for row in found["percentiles"] if row["scope"] == WHOLE}
+def _sections(run: Run, measured: dict[str, Any]) -> tuple[Section, ...]:
+    names, errors = latency.names(run.manifest), _errors(measured)
+    whole = {row["measure"]: row for row in measured["percentiles"] if row["scope"] == WHOLE}
     rows = [
         {
             "measure": names[row["measure"]],
@@ -185,7 +192,7 @@ def _sections(run: Run, found: dict[str, Any]) -> tuple[Section, ...]:
             },
         }
         for row in sorted(
-            found["percentiles"],
+            measured["percentiles"],
             key=lambda row: (MEASURES.index(row["measure"]), row["scope"] != WHOLE, row["name"]),
         )
     ]
@@ -203,13 +210,13 @@ def _sections(run: Run, found: dict[str, Any]) -> tuple[Section, ...]:
         Section(
             title="Over time",
             note="Where there is no line there was no sample, or too few of them.",
-            chart=_over_time(run, found),
+            chart=_over_time(run, measured),
         ),
     )
 
 
-def _errors(found: Mapping[str, Any]) -> dict[str, int]:
-    return {measure: row["error_ns"] for measure, row in found["clocks"].items()}
+def _errors(measured: Mapping[str, Any]) -> dict[str, int]:
+    return {measure: row["error_ns"] for measure, row in measured["clocks"].items()}
 
 
 def _shown(row: dict[str, Any], percentile: float, error_ns: int) -> str:
@@ -224,7 +231,7 @@ def _others(row: dict[str, Any], error_ns: int) -> str:
     )
 
 
-def _told_below(counts: dict[str, int], names: dict[str, str]) -> str:
+def _below_text(counts: dict[str, int], names: dict[str, str]) -> str:
     told = "; ".join(f"{n:,} of {names[name]}" for name, n in sorted(counts.items()))
     rest = (
         "of a message that was sent again an earlier copy came, or the clocks of two hosts differ. They "
@@ -253,28 +260,28 @@ def _curves(
     return drawn
 
 
-def _over_time(run: Run, found: dict[str, Any]) -> str:
+def _over_time(run: Run, measured: dict[str, Any]) -> str:
     first_s, until_s = (since_s(run, at) for at in (run.start_ns, run.until_ns))
-    width = found["window_s"]
+    width = measured["window_s"]
     # Steps hold their value until the next point: one more point ends the last of them.
     every = range(int(first_s // width) * width, math.ceil(until_s) + width, width)
-    drawn = lines(run, found, found["timeline"], every)
+    drawn = lines(run, measured, measured["timeline"], every)
     panels = [Panel(f"latency, each {width} s", drawn, "step", "ms", height=3)]
-    if found["without"]:
-        counts = {row["window"]: row["count"] for row in found["without"]}
+    if measured["without"]:
+        counts = {row["window"]: row["count"] for row in measured["without"]}
         missing = Series("publishes", every, [counts.get(at, 0) for at in every], ALARM)
         panels.append(Panel(f"without a confirm, each {width} s", [missing], "stack"))
     return over_time(panels, until_s=until_s, **marks_and_spans(run))
 
 
 def lines(
-    run: Run, found: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], ats: Sequence[int]
+    run: Run, measured: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], ats: Sequence[int]
 ) -> list[Series]:
     """Return lines over windows; one without a sample, or with too few, is a gap.
 
-    found: of `measure`. rows: of `timeline`. ats: beginnings of all windows.
+    measured: of `measure`. rows: of `timeline`. ats: beginnings of all windows.
     """
-    names, errors, drawn = latency.names(run.manifest), _errors(found), []
+    names, errors, drawn = latency.names(run.manifest), _errors(measured), []
     known = {(row["measure"], row["window"]): row for row in rows}
     for number, measure in enumerate((CONFIRM, END_TO_END)):
         for percentile, dashes in TIMELINE.items():

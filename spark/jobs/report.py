@@ -42,7 +42,7 @@ from spark.measures.run import Run
 from spark.measures.sift import Unsifted
 from spark.measures.throughput import CONFIRMED, publishers, window
 from spark.pages import bad_lines, collected, marks_and_spans, page_of
-from spark.summary import Found, Rows, check, summarize
+from spark.summary import Measured, Rows, check, summarize
 
 # A report waits for the driver's planning as much as for its cores: two jobs run at a time.
 AT_ONCE = 2
@@ -57,14 +57,14 @@ def measure(run: Run) -> Answer:
     return answer_of(ask(run))
 
 
-def answer_of(found: Found) -> Answer:
-    """Return the report of what the other jobs have found. Raises DoesNotAddUp."""
-    check(found)
-    summary = summarize(found)
-    return Answer(summary, _page(found, summary), audit.BROKEN, audit.UNSHOWN)
+def answer_of(measured: Measured) -> Answer:
+    """Return the report of what the other jobs have measured. Raises DoesNotAddUp."""
+    check(measured)
+    summary = summarize(measured)
+    return Answer(summary, _page(measured, summary), audit.BROKEN, audit.UNSHOWN)
 
 
-def ask(run: Run) -> Found:
+def ask(run: Run) -> Measured:
     """Ask the other jobs about a run, two at a time."""
     fates, published = run.fates(), run.events("published")
     rates = throughput.measure(run)
@@ -77,10 +77,12 @@ def ask(run: Run) -> Found:
             "audit": pool.submit(audit.measure, run, Unsifted(run, fates)),
             "publishers": pool.submit(collected, publishers(published)),
             "broker_gaps": pool.submit(_broker_gaps, run),
-            "timeline": pool.submit(_timeline, run, rates.found["window_s"]),
+            "timeline": pool.submit(_timeline, run, rates.measured["window_s"]),
             "distinct": pool.submit(_count, ids),
         }
-    return Found(run=run, throughput=rates, **{name: each.result() for name, each in asked.items()})
+    return Measured(
+        run=run, throughput=rates, **{name: each.result() for name, each in asked.items()}
+    )
 
 
 def _count(ids: DataFrame) -> int:
@@ -102,17 +104,23 @@ def _timeline(run: Run, width_s: int) -> Rows:
     return latency.timeline(hdr.bins(kept, ["measure", "window"], "value_ns"))
 
 
-def _page(found: Found, summary: Mapping[str, Any]) -> Page:
-    answers = (found.throughput, found.latency, found.imbalance, found.failover, found.audit)
+def _page(measured: Measured, summary: Mapping[str, Any]) -> Page:
+    answers = (
+        measured.throughput,
+        measured.latency,
+        measured.imbalance,
+        measured.failover,
+        measured.audit,
+    )
     words = {word: text for each in answers for word, text in each.page.words.items()}
     page = page_of(
-        found.run,
+        measured.run,
         "report",
         verdict=audit.HOLDS,
-        faults=tuple(dict.fromkeys((*found.audit.page.faults, *found.latency.page.faults))),
+        faults=tuple(dict.fromkeys((*measured.audit.page.faults, *measured.latency.page.faults))),
         comment=_comment(summary),
-        figures=_figures(found, summary),
-        sections=_sections(found, summary),
+        figures=_figures(measured, summary),
+        sections=_sections(measured, summary),
         words={"longest gap": LONGEST_GAP, **_limits(summary), **words},
         tables="tables/",
     )
@@ -157,7 +165,7 @@ def _comment(summary: Mapping[str, Any]) -> str:
     ) + (f"{again:,} came again, each with a known reason." if again else "None came twice.")
 
 
-def _figures(found: Found, summary: Mapping[str, Any]) -> tuple[Figure, ...]:
+def _figures(measured: Measured, summary: Mapping[str, Any]) -> tuple[Figure, ...]:
     """Return the numbers that a reader looks for first."""
     doubled, balance = summary["doubled"], summary["imbalance"]["confirmed"]
     nothing: dict[str, Any] = {"longest_gap_ms": None, "publisher": ""}
@@ -166,9 +174,9 @@ def _figures(found: Found, summary: Mapping[str, Any]) -> tuple[Figure, ...]:
         key=lambda row: row["longest_gap_ms"],
         default=nothing,
     )
-    whole = {row["kind"]: row for row in found.throughput.found["whole"]}
+    whole = {row["kind"]: row for row in measured.throughput.measured["whole"]}
     best = whole[CONFIRMED]["peak_per_s"] if CONFIRMED in whole else 0
-    load_s = found.throughput.found["load_s"]
+    load_s = measured.throughput.measured["load_s"]
     return (
         Figure(
             f"{summary['confirmed']:,}",
@@ -184,12 +192,12 @@ def _figures(found: Found, summary: Mapping[str, Any]) -> tuple[Figure, ...]:
             ", ".join(f"{plain(why)} {doubled[why]:,}" for why in REPEATS),
         ),
         Figure(
-            per_second(summary["confirmed"] / (load_s or found.run.span_s)),
+            per_second(summary["confirmed"] / (load_s or measured.run.span_s)),
             "confirmed during the load",
-            f"{per_second(summary['confirmed'] / found.run.span_s)} over the run, "
+            f"{per_second(summary['confirmed'] / measured.run.span_s)} over the run, "
             f"at best {best:,}/s, in one second",
         ),
-        *[figure for figure in found.latency.page.figures if "sent to" not in figure.what],
+        *[figure for figure in measured.latency.page.figures if "sent to" not in figure.what],
         Figure(
             milliseconds(longest["longest_gap_ms"]),
             "longest gap of a publisher",
@@ -230,29 +238,29 @@ PUBLISHERS: dict[str, Cell] = {
 }
 
 
-def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
+def _sections(measured: Measured, summary: Mapping[str, Any]) -> tuple[Section, ...]:
     """Return the sections, with those of the other jobs that say something else than the report's own."""
-    percentiles, _ = found.latency.page.sections
-    _, balance, *_ = found.imbalance.page.sections
-    around, *_ = found.failover.page.sections
-    fates, when, verdicts, subscriptions, *others = found.audit.page.sections
+    percentiles, _ = measured.latency.page.sections
+    _, balance, *_ = measured.imbalance.page.sections
+    around, *_ = measured.failover.page.sections
+    fates, when, verdicts, subscriptions, *others = measured.audit.page.sections
     ends = ", ".join(
         f"{n:,} {plain(outcome)}"
-        for outcome, n in found.audit.found["outcomes"].items()
+        for outcome, n in measured.audit.measured["outcomes"].items()
         if n or outcome != "spooled"  # nearly no run has a spool
     )
     return (
         Section(
             title="The run over time",
             note="Shaded: a broker being added or removed, and, in red, a broker that was down.",
-            chart=_over_time(found),
+            chart=_over_time(measured),
         ),
         *_split(percentiles),
         section_of(
             "Brokers",
             summary["brokers"],
             BROKERS,
-            bars=imbalance.broker_bars(found.run, found.imbalance.found),
+            bars=imbalance.broker_bars(measured.run, measured.imbalance.measured),
         ),
         _long(balance),
         fates,
@@ -265,7 +273,7 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
         _long(
             section_of(
                 "Input",
-                _files(found, summary["lines"]),
+                _files(measured, summary["lines"]),
                 ("file", "why", "for example", "lines"),
                 left=3,
             )
@@ -273,7 +281,7 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
     )
 
 
-def _files(found: Found, lines: Mapping[str, Any]) -> Rows:
+def _files(measured: Measured, lines: Mapping[str, Any]) -> Rows:
     """Return what is wrong with files: bad lines by reason, files that were skipped or have no anchor."""
     skipped = [(one["file"], f"skipped: {one['reason']}") for one in lines["files_skipped"]]
     adrift = [
@@ -281,7 +289,7 @@ def _files(found: Found, lines: Mapping[str, Any]) -> Rows:
     ]
     whole = [{"file": file, "why": why} for file, why in (*skipped, *adrift)]
     nothing = {"for example": None, "lines": None}
-    return [*bad_lines(found.run.ingested), *({**nothing, **row} for row in whole)]
+    return [*bad_lines(measured.run.ingested), *({**nothing, **row} for row in whole)]
 
 
 def _split(percentiles: Section) -> tuple[Section, Section]:
@@ -304,10 +312,10 @@ def _long(section: Section) -> Section:
     return dataclasses.replace(section, is_long=True)
 
 
-def _over_time(found: Found) -> str:
-    rates, run = found.throughput.found, found.run
+def _over_time(measured: Measured) -> str:
+    rates, run = measured.throughput.measured, measured.run
     ats: Sequence[int] = range(0, int(rates["until_s"]) + rates["window_s"], rates["window_s"])
-    drawn = latency.lines(run, found.latency.found, found.timeline, ats)
+    drawn = latency.lines(run, measured.latency.measured, measured.timeline, ats)
     panels = [*throughput.panels(run, rates), Panel("latency", drawn, "step", "ms", height=2.4)]
     return over_time(panels, until_s=rates["until_s"], **marks_and_spans(run))
 

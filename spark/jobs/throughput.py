@@ -66,17 +66,18 @@ def _busiest(row: dict[str, Any]) -> tuple[str, int]:
     return row["kind"], -row["messages"]
 
 
-def _page(run: Run, found: dict[str, Any]) -> Page:
-    whole = {row["kind"]: row for row in found["whole"]}
+def _page(run: Run, measured: dict[str, Any]) -> Page:
+    whole = {row["kind"]: row for row in measured["whole"]}
     verdict = "Nothing was confirmed."
     if confirmed := whole.get(CONFIRMED):
-        verdict = f"{confirmed_rates(found)} were confirmed, {confirmed['peak_per_s']:,} in the best second."
-    chart = over_time(panels(run, found), until_s=found["until_s"], **marks_and_spans(run))
+        peak = f"{confirmed['peak_per_s']:,} in the best second"
+        verdict = f"{confirmed_rates(measured)} were confirmed, {peak}."
+    chart = over_time(panels(run, measured), until_s=measured["until_s"], **marks_and_spans(run))
     return page_of(
         run,
         "throughput",
         verdict=verdict,
-        faults=tuple(lost_at_least(found["missing_at_least"])),
+        faults=tuple(lost_at_least(measured["missing_at_least"])),
         figures=tuple(
             Figure(cell(whole[kind]["messages"]), f"messages {kind}", _rates(run, whole[kind]))
             for kind in (CONFIRMED, DELIVERED)
@@ -84,23 +85,23 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         ),
         sections=(
             Section(title="Over time", chart=chart),
-            _section(run, found, "brokers", "broker"),
-            _section(run, found, "topics", "topic"),
-            _section(run, found, "subscriptions", "topic", "subscription"),
-            _section(run, found, "publishers", "publisher"),
+            _section(run, measured, "brokers", "broker"),
+            _section(run, measured, "topics", "topic"),
+            _section(run, measured, "subscriptions", "topic", "subscription"),
+            _section(run, measured, "publishers", "publisher"),
         ),
         words=WORDS,
         tables="throughput",
     )
 
 
-def confirmed_rates(found: Mapping[str, Any]) -> str:
+def confirmed_rates(measured: Mapping[str, Any]) -> str:
     """Return the rate of confirms during the load and over the whole run, in words.
 
-    found: of `measure`, with at least one confirm.
+    measured: of `measure`, with at least one confirm.
     """
-    [messages] = [row["messages"] for row in found["whole"] if row["kind"] == CONFIRMED]
-    spans = {"during the load of": found["load_s"], "over the run of": found["span_s"]}
+    [messages] = [row["messages"] for row in measured["whole"] if row["kind"] == CONFIRMED]
+    spans = {"during the load of": measured["load_s"], "over the run of": measured["span_s"]}
     return ", ".join(
         f"{per_second(messages / span_s)} {named} {significant(span_s)} s"
         for named, span_s in spans.items()
@@ -108,11 +109,11 @@ def confirmed_rates(found: Mapping[str, Any]) -> str:
     )
 
 
-def _section(run: Run, found: dict[str, Any], key: str, *dims: str) -> Section:
+def _section(run: Run, measured: dict[str, Any], key: str, *dims: str) -> Section:
     kinds = KINDS.get(key, (CONFIRMED, DELIVERED))
     return section_of(
         key.capitalize(),
-        [row for row in found[key] if row["kind"] in kinds],
+        [row for row in measured[key] if row["kind"] in kinds],
         {
             **({"": "kind"} if len(kinds) > 1 else {}),
             **{dim: dim for dim in dims},
@@ -128,11 +129,11 @@ def _section(run: Run, found: dict[str, Any], key: str, *dims: str) -> Section:
     )
 
 
-def panels(run: Run, found: Mapping[str, Any]) -> list[Panel]:
+def panels(run: Run, measured: Mapping[str, Any]) -> list[Panel]:
     """Return the charts of `measure`: confirms per broker, deliveries per subscription."""
     return [
-        Panel("confirmed per second", _series(run, found, CONFIRMED), "stack", height=3),
-        Panel("delivered per second", _series(run, found, DELIVERED), "step"),
+        Panel("confirmed per second", _series(run, measured, CONFIRMED), "stack", height=3),
+        Panel("delivered per second", _series(run, measured, DELIVERED), "step"),
     ]
 
 
@@ -143,12 +144,12 @@ def _rates(run: Run, row: dict[str, Any]) -> str:
     return f"{per_second(rate)} over the run, at best {row['peak_per_s']:,}{of_all}"
 
 
-def _series(run: Run, found: Mapping[str, Any], kind: str) -> list[Series]:
+def _series(run: Run, measured: Mapping[str, Any], kind: str) -> list[Series]:
     """Return rates per second, to the end of the run, silent or not."""
-    width = found["window_s"]
+    width = measured["window_s"]
     sums = {
         (row["name"], row["window"]): row["messages"] / width
-        for row in found["timeline"]
+        for row in measured["timeline"]
         if row["kind"] == kind
     }
     # The last window is only partly filled and would look like a fall.

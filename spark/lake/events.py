@@ -121,9 +121,9 @@ def counted(rows: DataFrame, kind: str) -> tuple[DataFrame, Observation]:
     return good.select(*schema_of(kind).names), seen
 
 
-def line_counts(seen: Observation) -> dict[str, int]:
+def line_counts(observation: Observation) -> dict[str, int]:
     """Return lines, good, `ANCHOR`, and every reason -> count; lines are the sum of the others."""
-    counts: dict[str, int] = seen.get
+    counts: dict[str, int] = observation.get
     names = (GOOD, ANCHOR, *REASONS)
     found = {name: counts[f"n{position}"] for position, name in enumerate(names)}
     assert counts["lines"] == sum(found.values()), "a line has one reason, or none"

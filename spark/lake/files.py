@@ -106,7 +106,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SeenFile:
     """A file before its clock is known.
 
     head: schema and clock of its first line. wrong: why its rows cannot be read, "" if they can. stamp: of
@@ -206,7 +206,7 @@ def _is_beside(path: Path, paths: Collection[Path]) -> bool:
     return path not in paths and path.is_file() and bool(BESIDE.match(path.name))
 
 
-def _why(one: _Seen, copies: Mapping[Path, str]) -> str:
+def _why(one: _SeenFile, copies: Mapping[Path, str]) -> str:
     if not one.size:
         return "empty file"
     return one.wrong or f"same content as {copies[one.path]}"
@@ -214,23 +214,23 @@ def _why(one: _Seen, copies: Mapping[Path, str]) -> str:
 
 def _looked(
     stamps: Mapping[str, list[Any]], looks: Mapping[str, Mapping[str, Any]], path: Path
-) -> _Seen:
+) -> _SeenFile:
     """Return the look of before at a file with the stamp of before, or else a new one."""
     stamp = stamps.get(path.name, [])
     before = looks.get(path.name)
     if before is not None and before["stamp"] == stamp:
-        return _Seen(path, **before)
+        return _SeenFile(path, **before)
     now_ns = time.time_ns()
     seen = _look(path)
     is_settled = bool(stamp) and stamp[0] < now_ns - SETTLED_NS
     return dataclasses.replace(seen, stamp=stamp if is_settled else ())
 
 
-def _look(path: Path) -> _Seen:
+def _look(path: Path) -> _SeenFile:
     kind = path.name.split("-")[0]
     digest, size = digest_of(path)
     if not size:
-        return _Seen(path, kind, 0, digest, {})
+        return _SeenFile(path, kind, 0, digest, {})
     if path.suffix == f".{PARQUET}":
         return _look_parquet(path, kind, size, digest)
     with path.open("rb") as file:
@@ -239,20 +239,22 @@ def _look(path: Path) -> _Seen:
         file.seek(start)
         cut = file.read(size - start).rpartition(b"\n")[2]
     head, tail = _head(first), cut.decode(errors="ignore")
-    return _Seen(
+    return _SeenFile(
         path, kind, size, digest, head, first if head else "", tail, len(cut), _too_new(head)
     )
 
 
-def _look_parquet(path: Path, kind: str, size: int, digest: str) -> _Seen:
+def _look_parquet(path: Path, kind: str, size: int, digest: str) -> _SeenFile:
     try:
         with path.open("rb") as file:
             schema = pq.read_schema(file)
     except (pa.ArrowInvalid, OSError) as fault:
-        return _Seen(path, kind, size, digest, {}, wrong=f"not Parquet: {str(fault).split('.')[0]}")
+        return _SeenFile(
+            path, kind, size, digest, {}, wrong=f"not Parquet: {str(fault).split('.')[0]}"
+        )
     head = _head((schema.metadata or {}).get(METADATA, b""))
     wrong = _too_new(head) or _wrong_columns(schema, EVENTS[kind])
-    return _Seen(path, kind, size, digest, head, wrong=wrong)
+    return _SeenFile(path, kind, size, digest, head, wrong=wrong)
 
 
 def _wrong_columns(schema: pa.Schema, columns: Sequence[Column]) -> str:
@@ -346,11 +348,11 @@ def _apart(one: Anchor, other: Anchor) -> int:
     return abs(one.wall_minus_monotonic_ns - other.wall_minus_monotonic_ns)
 
 
-def _copies(seen: Sequence[_Seen]) -> dict[Path, str]:
+def _copies(files: Sequence[_SeenFile]) -> dict[Path, str]:
     """Return second and further files of the same content and kind -> name of the first."""
     first: dict[tuple[str, str], Path] = {}
     return {
         one.path: first[one.kind, one.sha256].name
-        for one in seen
+        for one in files
         if one.size and first.setdefault((one.kind, one.sha256), one.path) != one.path
     }

@@ -194,7 +194,7 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
     lake.take_note(manifest.run_id, "manifest", values)
     lake.take_note(manifest.run_id, LOOKS, dict(files.looks))
     lake.take_note(manifest.run_id, NOTE, noted)
-    return _told(manifest, noted, tuple(file.source for file in new))
+    return _ingested(manifest, noted, tuple(file.source for file in new))
 
 
 def _read_all(
@@ -243,10 +243,10 @@ def ingested(lake: Lake, run_id: str) -> Ingested:
         raise RunInvalid(f"{lake.root}: no run {run_id!r} was ingested; there are: {known}")
     if noted.get("reading"):
         raise RunInvalid(f"{lake.root}: an ingest of {run_id!r} was interrupted: ingest it again")
-    return _told(read_manifest(lake.run_folder(run_id)).on_wall_clock(), noted, ())
+    return _ingested(read_manifest(lake.run_folder(run_id)).on_wall_clock(), noted, ())
 
 
-def _told(manifest: Manifest, noted: Mapping[str, Any], read: tuple[str, ...]) -> Ingested:
+def _ingested(manifest: Manifest, noted: Mapping[str, Any], read: tuple[str, ...]) -> Ingested:
     return Ingested(
         manifest=manifest,
         files=noted["files"],

@@ -67,7 +67,7 @@ class Remote:
         return self
 
     def exists(self) -> bool:
-        return bool(self._asked(lambda system, path: system.exists(path)))
+        return bool(self._ask(lambda system, path: system.exists(path)))
 
     def is_dir(self) -> bool:
         status = self._status()
@@ -80,31 +80,31 @@ class Remote:
     def glob(self, pattern: str) -> Iterator[Remote]:
         """Yield what is below it and fits a pattern of Hadoop, in the order of their names."""
         wanted = f"{escaped(self.address.rstrip('/'))}/{pattern}"
-        found = self._asked(lambda system, _: system.globStatus(_java().Path(wanted)))
+        found = self._ask(lambda system, _: system.globStatus(_java().Path(wanted)))
         yield from (Remote(each.getPath().toString()) for each in found or ())
 
     def iterdir(self) -> Iterator[Remote]:
-        found = self._asked(lambda system, path: system.listStatus(path))
+        found = self._ask(lambda system, path: system.listStatus(path))
         yield from (Remote(each.getPath().toString()) for each in found)
 
     def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:
-        self._asked(lambda system, path: system.mkdirs(path))
+        self._ask(lambda system, path: system.mkdirs(path))
 
     def touch(self) -> None:
         self.write_bytes(b"")
 
     def unlink(self) -> None:
-        self._asked(lambda system, path: system.delete(path, False))
+        self._ask(lambda system, path: system.delete(path, False))
 
     def rmtree(self) -> None:
-        self._asked(lambda system, path: system.delete(path, True))
+        self._ask(lambda system, path: system.delete(path, True))
 
     def open(self, mode: str = "rb") -> BinaryIO:
         assert mode == "rb", mode
         status = self._status()
         if status is None:
             raise FileNotFoundError(2, "no such file", self.address)
-        stream = self._asked(lambda system, path: system.open(path))
+        stream = self._ask(lambda system, path: system.open(path))
         return cast(BinaryIO, io.BufferedReader(_Stream(stream, int(status.getLen())), CHUNK))
 
     def read_text(self) -> str:
@@ -127,7 +127,7 @@ class Remote:
                     *(java.Path(each.address) for each in (candidate, self)), java.overwrite
                 )
 
-        self._asked(write)
+        self._ask(write)
 
     def sha256(self) -> tuple[str, int]:
         """Return the digest of its content, made in the JVM, and its size in bytes."""
@@ -141,7 +141,7 @@ class Remote:
             finally:
                 stream.close()
 
-        return str(self._asked(digest)), size
+        return str(self._ask(digest)), size
 
     def identity(self) -> tuple[Any, ...]:
         """Return what changes when Spark replaces the folder: names, sizes and times of its files."""
@@ -149,15 +149,15 @@ class Remote:
 
     def stamps(self) -> dict[str, list[Any]]:
         """Return name -> time in ns, size, and the etag where the store has one, of what is in a folder."""
-        found = self._asked(lambda system, path: system.listStatus(path))
+        found = self._ask(lambda system, path: system.listStatus(path))
         return {each.getPath().getName(): _stamp_of(each) for each in found}
 
     def _status(self) -> Any:
         with contextlib.suppress(FileNotFoundError):
-            return self._asked(lambda system, path: system.getFileStatus(path))
+            return self._ask(lambda system, path: system.getFileStatus(path))
         return None
 
-    def _asked(self, question: Any) -> Any:
+    def _ask(self, question: Any) -> Any:
         """Ask Hadoop. Raises OSError with the innermost reason."""
         java = _java()
         try:

@@ -55,7 +55,7 @@ NO_PARTIAL = "spark.sql.execution.bypassPartialAggregation"
 Days: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
-def made_anew(session: SparkSession, lake: Lake, ingested: Ingested) -> None:
+def refresh_fates(session: SparkSession, lake: Lake, ingested: Ingested) -> None:
     """Bring the kept fates of a run up to its events and its manifest."""
     manifest, noted = ingested.manifest, lake.note(ingested.manifest.run_id, FATES)
     run_id = manifest.run_id
@@ -190,11 +190,11 @@ def _with_ids_of(
     return {row[DATE] for row in rows}
 
 
-def _meeting(asked: DataFrame, kept: Days) -> list[str]:
+def _meeting(ids: DataFrame, kept: Days) -> list[str]:
     """Return the days that may have one of these ids, by their spans."""
     if all(about.get("ids") is None for about in kept.values()):
         return sorted(kept)
-    spans = _spans(asked, bits=PIECE_BITS).limit(SPANS_MAX + 1).collect()
+    spans = _spans(ids, bits=PIECE_BITS).limit(SPANS_MAX + 1).collect()
     if len(spans) > SPANS_MAX:
         return sorted(kept)
     return sorted(

@@ -29,15 +29,15 @@ class DoesNotAddUp(Exception):
 
 
 class Fault(str):
-    """A fault in words. name: of `FAULTS`; found: its count."""
+    """A fault in words. name: of `FAULTS`; total: how many there are."""
 
-    __slots__ = ("found", "name")
+    __slots__ = ("name", "total")
     name: str
-    found: int
+    total: int
 
     def __new__(cls, name: str, text: str, count: int = 1) -> Self:
         made = super().__new__(cls, text)
-        made.name, made.found = name, count
+        made.name, made.total = name, count
         return made
 
 
@@ -97,17 +97,19 @@ def allowed(faults: Iterable[str], allow: Collection[str]) -> list[str]:
     return [f"Allowed: {'; '.join(found)}."] if found else []
 
 
-def bad_faults(found: Ingested, bad_max: int) -> list[Fault]:
+def bad_faults(ingested: Ingested, bad_max: int) -> list[Fault]:
     """Find faults of the record itself: rows that are missing from every number."""
-    manifest = found.manifest
+    manifest = ingested.manifest
     faults = [
         Fault("unread", f"{name} cannot be read: its rows are in no number")
-        for name in found.missing
+        for name in ingested.missing
     ]
-    faults += _named("absent", absent([*found.files, *(name for name, _ in found.skipped)]))
-    if found.bad > bad_max:
-        lines = "line" if found.bad == 1 else "lines"
-        faults.append(Fault("bad", f"{found.bad:,} bad {lines}, {bad_max:,} allowed", found.bad))
+    faults += _named("absent", absent([*ingested.files, *(name for name, _ in ingested.skipped)]))
+    if ingested.bad > bad_max:
+        lines = "line" if ingested.bad == 1 else "lines"
+        faults.append(
+            Fault("bad", f"{ingested.bad:,} bad {lines}, {bad_max:,} allowed", ingested.bad)
+        )
     recorders = manifest.recorders.values()
     shares = sorted({one.share for one in recorders})
     faults += counted(
@@ -188,19 +190,19 @@ def unconfirmed(run: Run) -> dict[str, int]:
     return _sums(row for row in run.outcomes if row["outcome"] != "confirmed")
 
 
-def said(found: Ingested) -> list[str]:
+def notes_of(ingested: Ingested) -> list[str]:
     """Return notes on gaps of the record that are no fault, for the first line of every page."""
-    manifest, told = found.manifest, []
+    manifest, told = ingested.manifest, []
     if manifest.share < 1:
         told.append(
             f"A sample of {manifest.share:.3g} of the messages: every count is of the sample."
         )
-    if found.clocks > 1:
+    if ingested.clocks > 1:
         told.append(
-            f"Times by {found.clocks:,} clocks: those from a publisher to a consumer are off by what "
+            f"Times by {ingested.clocks:,} clocks: those from a publisher to a consumer are off by what "
             "these differ."
         )
-    if quiet := [f"{topic}/{name}" for topic, name in found.quiet]:
+    if quiet := [f"{topic}/{name}" for topic, name in ingested.quiet]:
         told.append(f"Nothing was received by {_some(quiet)}.")
     return told
 
@@ -222,7 +224,7 @@ def _silence(run: Run) -> str:
 
 
 def clocks(
-    names: Mapping[str, str], below: Mapping[str, Mapping[str, int]], found: Ingested
+    names: Mapping[str, str], below: Mapping[str, Mapping[str, int]], ingested: Ingested
 ) -> list[Fault]:
     """Return faults of samples that show that clocks differ or went back.
 
@@ -232,7 +234,7 @@ def clocks(
     faults = []
     for measure, row in below.items():
         count, error_ms = row["backwards"], row["error_ns"] / 1e6
-        one_clock = measure in latency.ONE_CLOCK or found.clocks == 1
+        one_clock = measure in latency.ONE_CLOCK or ingested.clocks == 1
         if count and one_clock:
             text = f"{plural(count, 'sample')} of {names[measure]} below zero: a clock went back"
             faults.append(Fault("clocks", text, count))

@@ -80,12 +80,12 @@ class Run:
 
         For a day: the messages that were published on it, whenever they were delivered.
         """
-        fates.made_anew(self.session, self.lake, self.ingested)
+        fates.refresh_fates(self.session, self.lake, self.ingested)
         return self.lake.read(self.session, fates.FATES, fates.SCHEMA, self._partitions())
 
     def fates_around(self) -> DataFrame:
         """Return the fates of all messages that a delivery of this day can be behind; see `fates.around`."""
-        fates.made_anew(self.session, self.lake, self.ingested)
+        fates.refresh_fates(self.session, self.lake, self.ingested)
         run_id = self.manifest.run_id
         days = fates.around(self.lake, run_id, str(self.day))
         named = [f"{DATE}={each}/{RUN}={run_id}" for each in days] or [self._partitions()]

@@ -41,7 +41,9 @@ def conform_bus(
 def failures(bus: Bus, command: Sequence[str]) -> list[str]:
     results = run_all(bus, command, on_result=lambda each: print(each.row))
     assert len(results) == len(CASES) == 20
-    return [f"{each.number} {each.name}: {each.told}" for each in results if each.result != PASSED]
+    return [
+        f"{each.number} {each.name}: {each.detail}" for each in results if each.result != PASSED
+    ]
 
 
 def test_our_own_client_passes_every_case(conform_bus: Callable[[], Bus]) -> None:
@@ -58,7 +60,7 @@ def test_each_case_fails_on_a_client_with_its_defect(conform_bus: Callable[[], B
     def passed(number: int) -> str:
         command = [sys.executable, "-m", "tests.support.conform_defects", str(number)]
         result = judge(bus, command, CASES[number - 1])
-        return "" if result.result == FAILED and "kit itself" not in result.told else str(result)
+        return "" if result.result == FAILED and "kit itself" not in result.detail else str(result)
 
     quiet = [case.number for case in CASES if not case.alone]
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -15,7 +15,7 @@ from messagebus._io.amqp.link import Credentials
 from messagebus.broker import Broker
 from messagebus.observing.ask import Asker
 from messagebus.observing.rates import row_rates
-from messagebus.observing.snapshot import Answer, Bus, Seen, rows_of
+from messagebus.observing.snapshot import Answer, Bus, ObservedBroker, rows_of
 from messagebus.observing.totals import total, uncounted
 from ops.local.cluster import LocalCluster
 from tests.support.faults import operators_drain, register
@@ -51,7 +51,7 @@ def look_until(
     return asyncio.run(watch())
 
 
-def seen(cluster: LocalCluster, bus: Bus, name: str) -> Seen:
+def seen(cluster: LocalCluster, bus: Bus, name: str) -> ObservedBroker:
     found = bus.find(cluster.node(name).broker)
     assert found
     return found
@@ -190,7 +190,7 @@ def test_a_killed_broker_and_a_silent_agent_are_named_and_never_0(
     assert seen(broken, found, "mb2").fault
     assert seen(broken, found, "mb2").last is not None
     told = total(found, [name])
-    assert told.told == f"on 1 of 3 brokers, without {address['mb2']}, {address['mb3']}"
+    assert told.coverage == f"on 1 of 3 brokers, without {address['mb2']}, {address['mb3']}"
     # Its figures stay beside the reason, and grow old.
     row = last(broken, found, "mb3").rows[name, "sub"]
     assert last(broken, found, "mb3").counted_age_ms(row, found.at_ms) >= 0

@@ -36,7 +36,7 @@ from tests.support.trials.outer_faults import set_clock
 RECEIVED_FIRST = 100
 RECEIVED_WITHIN_S = 60.0
 RELOADS = 3
-SEEN_WITHIN_S = 60.0
+STATE_WITHIN_S = 60.0
 STEP_WITHIN_S = 120.0
 STEPS_MAX = 40
 # A day's runs are killed at one step in so many; the model of playbooks kills them everywhere, every time.
@@ -107,7 +107,7 @@ def serves(load: AuditedLoad, broker: str) -> None:
     confirmed, consumed = load.confirmed_by(broker), load.consumed_from[broker]
     eventually(
         lambda: load.confirmed_by(broker) > confirmed and load.consumed_from[broker] > consumed,
-        within_s=SEEN_WITHIN_S,
+        within_s=STATE_WITHIN_S,
     )
 
 
@@ -282,7 +282,7 @@ def test_killed_at_many_steps_and_taken_up_again_adding_and_removing_lose_and_do
     assert kill_and_resume(cluster, "add", spare) >= 4
     address = cluster.node(spare).broker
     consumed = load.consumed_from[address]
-    eventually(lambda: load.consumed_from[address] > consumed, within_s=SEEN_WITHIN_S)
+    eventually(lambda: load.consumed_from[address] > consumed, within_s=STATE_WITHIN_S)
     assert kill_and_resume(cluster, "remove", spare) >= 5
     assert load.audit() == NOTHING
     assert cluster.names == before
@@ -338,7 +338,7 @@ def test_a_dead_broker_is_replaced_under_load_and_only_what_lay_on_its_disk_can_
     before = keyed.group.first_ends()
     eventually(  # its partitions go on there
         lambda: any(keyed.group.first_ends().get(k, []) != before.get(k, []) for k in own),
-        within_s=SEEN_WITHIN_S,
+        within_s=STATE_WITHIN_S,
     )
     keyed.holds(but=own)
     cluster.wait_ready()

@@ -30,7 +30,7 @@ RATE_PER_S = 300.0
 BODY_BYTES = 1024
 # Seconds of work before an event, and of watching after it.
 BEFORE_S, WATCHED_S = 1.0, 4.0
-FOUND_WITHIN_S = 30.0
+ALIVE_WITHIN_S = 30.0
 WHOLE_WITHIN_S = 90.0
 S = 1e9
 
@@ -136,7 +136,7 @@ def _at_broker(clients: Workers, cluster: LocalCluster) -> str:
         found[:] = [broker for broker, count in now.items() if count > before.get(broker, 0)]
         return len(found) > 0
 
-    wait_until(confirmed_since, within_s=FOUND_WITHIN_S, what="the publisher has a confirm")
+    wait_until(confirmed_since, within_s=ALIVE_WITHIN_S, what="the publisher has a confirm")
     return next(name for name in cluster.names if cluster.node(name).broker == found[-1])
 
 

@@ -53,11 +53,11 @@ def mesh_figures(setup: Setup) -> Iterator[Figure]:
         for client in clients:
             client.answer()
         setup.say(f"{consumers} consumers are about to attach to {brokers} brokers")
-        attached = _asked(clients)
+        attached = _answers(clients)
         setup.say(f"the last has attached after {max(a['attach_s'] for a in attached):.1f} s")
         time.sleep(SETTLE_S + (IDLE_S if not setup.quick else 5.0))
         server_link_bytes = (rss_bytes_of(server.pid) - before) / (brokers * consumers)
-        idle = _asked(clients)
+        idle = _answers(clients)
     if any(answer["links"] != brokers for answer in [*attached, *idle]):
         raise BenchError("not every consumer was attached to every broker all the time")
     yield from figures_of(
@@ -95,7 +95,7 @@ def rss_bytes_of(pid: int) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
 
-def _asked(clients: Sequence[Answering]) -> list[Answer]:
+def _answers(clients: Sequence[Answering]) -> list[Answer]:
     """Tell all clients to continue, then read their answers."""
     for client in clients:
         client.tell()

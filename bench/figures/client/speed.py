@@ -37,7 +37,7 @@ OF_ANY_WINDOW = {
     "pika_blocking": "pika's BlockingConnection, one by one",
     "kombu": "kombu with confirms, one by one",
 }
-OF_EACH_WINDOW = {"pika_async": "pika's asynchronous adapter by hand", "perf_test": "Java PerfTest"}
+WINDOW_PEERS = {"pika_async": "pika's asynchronous adapter by hand", "perf_test": "Java PerfTest"}
 # Publisher.send_safe: threads -> messages of a turn, summed over all of them; the wanted ratio to one thread.
 THREADS, THREADS_GOALS = {1: 2_500, 8: 10_000, 64: 30_000}, {64: 5.0}
 
@@ -62,9 +62,9 @@ def publish(task: Task, setup: Setup) -> Table:
             ours.append((window, one))
         what, of = f"{said}, blocking submit", {"window": window, "way": "submit_blocking"}
         line(f"{at}.blocking", f"{at}.blocking_", what, SENT, **of)
-        said, of = f"{OF_EACH_WINDOW['pika_async']}, window {window}", {"window": window}
+        said, of = f"{WINDOW_PEERS['pika_async']}, window {window}", {"window": window}
         line(f"{at}.pika_async", f"{at}.pika_async_", said, PIKA, system="pika", **of)
-        said = f"{OF_EACH_WINDOW['perf_test']}, window {window}"
+        said = f"{WINDOW_PEERS['perf_test']}, window {window}"
         of |= {"seconds": 2.0 if setup.quick else PERF_TEST_SENDS_S}
         line(f"{at}.perf_test", f"{at}.perf_test_", said, SENT, system="perf-test", **of)
     what, of = OF_ANY_WINDOW["aio_pika"], {"window": AIO_PIKA_WINDOW, "loop": loop}
@@ -73,7 +73,7 @@ def publish(task: Task, setup: Setup) -> Table:
         line(peer, f"{peer}_", OF_ANY_WINDOW[peer], ONE_BY_ONE, system=system)
     for window, one in ours:
         for peer, goals in RATIO_GOALS.items():
-            told = OF_ANY_WINDOW.get(peer) or f"{OF_EACH_WINDOW[peer]} at the same window"
+            told = OF_ANY_WINDOW.get(peer) or f"{WINDOW_PEERS[peer]} at the same window"
             other = peer if peer in OF_ANY_WINDOW else f"w{window}.{peer}"
             what = f"{one.what}: how many times as fast as {told}"
             id, wanted = f"{one.id}ratio_{peer}", goals.get(window)

@@ -93,10 +93,10 @@ See = Callable[[_Taken], bool]
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The result of an inspection. ready: in the queue when it was opened. seen: number shown of these."""
+    """The result of an inspection. ready: in the queue when it was opened. shown: of these, looked at."""
 
     ready: int
-    seen: int
+    shown: int
 
 
 class Parking:
@@ -125,7 +125,7 @@ class Parking:
             await taking.begin(see)
             while not taking.is_over and await taking.goes_on():
                 await taking.take_more()
-            return Inspection(ready, taking.seen)
+            return Inspection(ready, taking.shown)
 
     async def redrive(
         self,
@@ -254,8 +254,8 @@ class _Taking:
     def __init__(self, link: Link, source: Parked, wanted: int, prefetch: int) -> None:
         self._link, self._source = link, source
         self._wanted, self._prefetch = wanted, prefetch
-        self._consumers = self._asked = 0
-        self.seen = 0
+        self._consumers = self._requested = 0
+        self.shown = 0
         self.is_over = False
         self._event = asyncio.Event()
         self._fault: Exception | None = None
@@ -267,9 +267,9 @@ class _Taking:
             for tag, _redelivered, raw, body in contents:
                 if self.is_over:
                     break  # the others go back unseen
-                self.seen += 1
+                self.shown += 1
                 taken = _Taken(tag, self._source, raw, body)
-                self.is_over = not arrived(taken) or self.seen >= self._wanted
+                self.is_over = not arrived(taken) or self.shown >= self._wanted
             self._event.set()
 
         link = self._link
@@ -282,8 +282,8 @@ class _Taking:
 
     async def take_more(self) -> None:
         """Let one more consumer take the next when nearly all have come that may come without an answer."""
-        left = self._wanted - self._asked
-        if self.seen >= self._asked - self._prefetch // 2 and left:
+        left = self._wanted - self._requested
+        if self.shown >= self._requested - self._prefetch // 2 and left:
             # The last may have no more than is there: what another gives back must not come to it.
             self._prefetch = min(self._prefetch, left)
             await self.settle()
@@ -291,7 +291,7 @@ class _Taking:
 
     async def _consume(self) -> None:
         self._consumers += 1
-        self._asked += self._prefetch
+        self._requested += self._prefetch
         consuming = self._link.call(
             "basic_consume",
             queue=self._source.parking_queue,
@@ -302,7 +302,7 @@ class _Taking:
 
     async def goes_on(self) -> bool:
         """Wait for more; False when nothing came in time. Raises LinkError when the link ended."""
-        reading_s = 0.0 if self.seen else min(self._wanted, self._prefetch) / READ_A_S
+        reading_s = 0.0 if self.shown else min(self._wanted, self._prefetch) / READ_A_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IDLE_S + reading_s):
                 await self._event.wait()

@@ -193,11 +193,11 @@ class ListFollower:
         except ConfigError:
             return None  # a password's file that cannot be read now holds up no list
 
-    def _apply(self, found: BrokerList) -> None:
-        self.brokers = found
-        log.info("list applied generation=%d brokers=%d", found.generation, len(found.listed))
-        self._on_list(found)
-        self._applied = found.generation
+    def _apply(self, current: BrokerList) -> None:
+        self.brokers = current
+        log.info("list applied generation=%d brokers=%d", current.generation, len(current.listed))
+        self._on_list(current)
+        self._applied = current.generation
 
     async def _wait_after(self, fault: MessageBusError) -> None:
         keeper = self.keeper
@@ -235,11 +235,11 @@ class ListFollower:
             return
         self._apply(found)
 
-    def _write_cache(self, found: BrokerList) -> None:
+    def _write_cache(self, current: BrokerList) -> None:
         if not self._bus.list_cache:
             return
         path = Path(self._bus.list_cache)
         try:
-            replace_file(path, found.render())
+            replace_file(path, current.render())
         except OSError as fault:
             log.warning("list cache not written file=%s reason=%r", path, str(fault))

@@ -106,7 +106,7 @@ class Agents:
         *,
         timeout_ms: int,
         enough: bool = False,
-        told: Callable[[Registration], None] | None = None,
+        on_answer: Callable[[Registration], None] | None = None,
     ) -> Registration:
         until_ms, failures, strangers = monotonic_ms() + timeout_ms, 0, 0
         missing: Mapping[str, str] = {}
@@ -118,8 +118,8 @@ class Agents:
                 url = self._bus.list_urls[failures % len(self._bus.list_urls)]
                 try:
                     found = await self._ask(http, urljoin(url, "topology"), wanted)
-                    if told is not None:
-                        told(found)
+                    if on_answer is not None:
+                        on_answer(found)
                     created += found.created
                     if found.complete or (enough and found.held):
                         return replace(found, created=created)
@@ -148,13 +148,13 @@ class Agents:
         match answer.status_code:
             case 200:
                 return read_registration(url, answer)
-            case 403 if told := _told_if("forbidden", answer):
+            case 403 if told := _reason_if("forbidden", answer):
                 raise ChannelRefused(url, ACCESS_REFUSED, f"ACCESS_REFUSED (403) {told}")
             case 401 | 403:
                 raise LoginRefused(url, "user or password refused by the agent")
             case 429:
                 raise TopologyError(answer.text.strip()[:300])
-            case 409 if told := _told_if("mismatch", answer):
+            case 409 if told := _reason_if("mismatch", answer):
                 raise TopologyMismatch(told)
             case 400:
                 raise NameInvalid(answer.text.strip()[:300])
@@ -245,7 +245,7 @@ class Agents:
         raise TopologyError(f"no agent deleted {source}: {fault}")
 
 
-def _told_if(mark: str, answer: httpx.Response) -> str:
+def _reason_if(mark: str, answer: httpx.Response) -> str:
     """Return why asking again does not help, "" when it may. mark: the key that says so."""
     try:
         told = answer.json()
@@ -287,7 +287,7 @@ class Alone:
         *,
         timeout_ms: int,
         enough: bool = False,
-        told: Callable[[Registration], None] | None = None,
+        on_answer: Callable[[Registration], None] | None = None,
     ) -> Registration:
         if any(isinstance(each, Topic) and each.partitions for each in wanted):
             raise NameInvalid("partitions need agents and a consumer list (list_urls)")
@@ -307,8 +307,8 @@ class Alone:
         finally:
             await link.close()
         found = Registration(True, held=(link.broker or link.address.name,), created=created)
-        if told is not None:
-            told(found)
+        if on_answer is not None:
+            on_answer(found)
         return found
 
     async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
@@ -404,12 +404,12 @@ async def _side_by_side(
     """Look at each of these, CALLS_AT_ONCE at the same time. Returns failures. Raises LinkLost."""
     free, faults = asyncio.Semaphore(CALLS_AT_ONCE), dict[T, MessageBusError]()
 
-    async def one(each: T) -> None:
+    async def one(item: T) -> None:
         async with free:
             try:
-                await look(each)
+                await look(item)
             except (ChannelRefused, TopologyError) as fault:
-                faults[each] = fault
+                faults[item] = fault
 
     try:
         async with asyncio.TaskGroup() as group:

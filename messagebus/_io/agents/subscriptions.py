@@ -188,15 +188,15 @@ async def abandon(
 
 
 async def _ordered(
-    bus: BusConfig, to: ListedBroker, path: str, asked: object, told: str, token: Secret
+    bus: BusConfig, to: ListedBroker, path: str, body: object, answer_key: str, token: Secret
 ) -> Mapping[int, str]:
     url, name = _agent_url(bus, to, path), to.broker.name
     async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
         try:
-            answer = await http.post(url, json=asked, auth=_proof(token)(name))
+            answer = await http.post(url, json=body, auth=_proof(token)(name))
             _raise_if_refused(url, answer)
             if answer.status_code == httpx.codes.OK:
-                return {int(key): why for key, why in answer.json()[told].items()}
+                return {int(key): why for key, why in answer.json()[answer_key].items()}
         except (httpx.HTTPError, ValueError, KeyError) as fault:
             raise LinkLost(name, reason_of(fault)) from fault
     if answer.status_code == httpx.codes.CONFLICT:

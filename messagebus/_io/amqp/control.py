@@ -285,9 +285,9 @@ def mismatch_text(reason: str) -> str:
     return f"{what} '{name}': {key} is wanted {_value(wanted)} and exists {_value(existing)}"
 
 
-def _value(told: str) -> str:
-    found = _VALUE.fullmatch(told)
-    return (found[1] or "none") if found else told
+def _value(text: str) -> str:
+    found = _VALUE.fullmatch(text)
+    return (found[1] or "none") if found else text
 
 
 class Right(NamedTuple):
@@ -298,7 +298,7 @@ class Right(NamedTuple):
 
 
 async def rights_of(
-    address: Broker, credentials: Credentials, asked: Iterable[Right], *, timeout_ms: int
+    address: Broker, credentials: Credentials, rights: Iterable[Right], *, timeout_ms: int
 ) -> set[Right] | None:
     """Return which of these rights a user has, None when the login is refused; nothing changes.
 
@@ -311,15 +311,15 @@ async def rights_of(
         raise LinkLost(fault.broker, fault.reason) from fault
     except LoginRefused:
         return None
-    asked = list(asked)
+    rights = list(rights)
     try:
-        async with asyncio.timeout((timeout_ms + RIGHT_MS * len(asked)) / 1000):
-            has = await asyncio.gather(*(_has_right(link, right) for right in asked))
+        async with asyncio.timeout((timeout_ms + RIGHT_MS * len(rights)) / 1000):
+            has = await asyncio.gather(*(_has_right(link, right) for right in rights))
     except TimeoutError:
         raise LinkLost(address.name, "rights are not told in time") from None
     finally:
         link.abort()
-    return {right for right, is_had in zip(asked, has, strict=True) if is_had}
+    return {right for right, is_had in zip(rights, has, strict=True) if is_had}
 
 
 async def _has_right(link: Link, right: Right) -> bool:

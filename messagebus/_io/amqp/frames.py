@@ -250,12 +250,12 @@ class FrameParser:
         if len(rest) >= FRAME_OVERHEAD:
             self._need += min(_FRAME.unpack_from(rest)[2], max(self.frame_max, HEADER_FRAME_MAX))
 
-    def _cut(self, data: bytes, found: list[Item]) -> int:
-        """Cut whole frames; return where they end. Raises _Malformed; `found` has the items before it."""
+    def _cut(self, data: bytes, items: list[Item]) -> int:
+        """Cut whole frames; return where they end. Raises _Malformed; `items` has the items before it."""
         at, end, hot, limit = 0, len(data), self.hot, self.frame_max - FRAME_OVERHEAD
         usual = self._usual
         if usual is not None and usual.channel in hot and usual.channel not in self._open:
-            at = self._alike(found, data, usual)
+            at = self._alike(items, data, usual)
         while end - at >= FRAME_OVERHEAD:
             kind, channel, size = _FRAME.unpack_from(data, at)
             stop = at + 7 + size
@@ -264,7 +264,7 @@ class FrameParser:
             if size > limit and size > HEADER_FRAME_MAX:
                 if end - at < HEADER_OVERHEAD - 1 and self._awaits_header(channel):
                     break
-                self._pass_header(found, channel, data, at)
+                self._pass_header(items, channel, data, at)
                 self._passing = max(0, stop + 1 - end)
                 at = min(stop + 1, end)
                 continue
@@ -275,16 +275,16 @@ class FrameParser:
             if channel in hot:
                 try:
                     if kind == METHOD:
-                        at = self._method(found, data, at, stop)
+                        at = self._method(items, data, at, stop)
                         continue
                     if channel in self._open and kind != HEARTBEAT:
-                        self._add_content(found, channel, kind, data[at + 7 : stop])
+                        self._add_content(items, channel, kind, data[at + 7 : stop])
                         at = stop + 1
                         continue
                 except (IndexError, StructError):
                     raise _Malformed("frame shorter than its method") from None
             at = stop + 1
-            found.append(data[stop - 7 - size : at])
+            items.append(data[stop - 7 - size : at])
         return at
 
     def _awaits_header(self, channel: int) -> bool:
@@ -292,7 +292,7 @@ class FrameParser:
         under_way = self._open.get(channel)
         return channel in self.hot and under_way is not None and under_way.properties is None
 
-    def _pass_header(self, found: list[Item], channel: int, data: bytes, at: int) -> None:
+    def _pass_header(self, items: list[Item], channel: int, data: bytes, at: int) -> None:
         """Take the size of a body from a header that is too long to keep. Raises _Malformed."""
         if not self._awaits_header(channel):
             size = _FRAME.unpack_from(data, at)[2]
@@ -300,9 +300,9 @@ class FrameParser:
         under_way = self._open[channel]
         under_way.size = int.from_bytes(data[at + 11 : at + 19])
         under_way.properties = TOO_LONG
-        self._close_if_whole(found, channel, under_way)
+        self._close_if_whole(items, channel, under_way)
 
-    def _method(self, found: list[Item], data: bytes, at: int, stop: int) -> int:
+    def _method(self, items: list[Item], data: bytes, at: int, stop: int) -> int:
         """Read one method frame of a hot channel, and a delivery's whole content if it has arrived."""
         channel, index = data[at + 1] << 8 | data[at + 2], int.from_bytes(data[at + 7 : at + 11])
         if channel in self._open:
@@ -311,18 +311,18 @@ class FrameParser:
             # The consumer tag stands before the delivery tag; exchange and routing key after it.
             tag, redelivered = _TAG.unpack_from(data, at + 12 + data[at + 11])
             self._usual = usual = _Usual.of(channel, data[at : stop + 1])
-            after = self._alike(found, data, usual, at)
+            after = self._alike(items, data, usual, at)
             if after > at:
                 return after
             self._open[channel] = _Open(tag, redelivered == 1)
         elif index in (BASIC_ACK, BASIC_NACK) and stop - at == ANSWER_SIZE - 1:
             _, _, _, _, tag, bits, _ = _ANSWER.unpack_from(data, at)
-            found.append(Confirm(channel, tag, bits & 1 == 1, index == BASIC_ACK))
+            items.append(Confirm(channel, tag, bits & 1 == 1, index == BASIC_ACK))
         else:
-            found.append(data[at : stop + 1])
+            items.append(data[at : stop + 1])
         return stop + 1
 
-    def _alike(self, found: list[Item], data: bytes, usual: _Usual, at: int = 0) -> int:
+    def _alike(self, items: list[Item], data: bytes, usual: _Usual, at: int = 0) -> int:
         """Cut complete deliveries to one consumer, each in one body frame; return where they end.
 
         The usual case, in a third of the time. It stops at anything else, which is cut frame by frame.
@@ -351,10 +351,10 @@ class FrameParser:
             )
             at = last + 1
         if arrived:
-            _add(found, channel, arrived)
+            _add(items, channel, arrived)
         return at
 
-    def _add_content(self, found: list[Item], channel: int, kind: int, payload: bytes) -> None:
+    def _add_content(self, items: list[Item], channel: int, kind: int, payload: bytes) -> None:
         """Add a content frame that arrived later than its method."""
         under_way = self._open[channel]
         if kind == HEADER and under_way.properties is None and len(payload) >= 14:
@@ -369,19 +369,19 @@ class FrameParser:
             under_way.got += len(payload)
         else:
             raise _Malformed("content of another size than announced")
-        self._close_if_whole(found, channel, under_way)
+        self._close_if_whole(items, channel, under_way)
 
-    def _close_if_whole(self, found: list[Item], channel: int, under_way: _Open) -> None:
+    def _close_if_whole(self, items: list[Item], channel: int, under_way: _Open) -> None:
         if under_way.properties is not None and under_way.got == under_way.size:
             del self._open[channel]
             body = b"".join(under_way.parts)
             whole = (under_way.tag, under_way.redelivered, under_way.properties, body)
-            _add(found, channel, [whole])
+            _add(items, channel, [whole])
 
 
-def _add(found: list[Item], channel: int, arrived: list[Arrived]) -> None:
-    last = found[-1] if found else None
+def _add(items: list[Item], channel: int, arrived: list[Arrived]) -> None:
+    last = items[-1] if items else None
     if isinstance(last, Contents) and last.channel == channel:
         last.arrived.extend(arrived)
     else:
-        found.append(Contents(channel, arrived))
+        items.append(Contents(channel, arrived))

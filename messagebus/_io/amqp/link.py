@@ -64,7 +64,7 @@ PIKA_LATER_S = 1.0
 # Characters of a reason.
 REASON_MAX = 300
 # pika puts a broker's reason inside its own: ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - ...'
-BROKER_SAID = re.compile(r"""ConnectionClosedByBroker: \(\d+\) ['"](.*)['"]""", re.S)
+BROKERS_REASON = re.compile(r"""ConnectionClosedByBroker: \(\d+\) ['"](.*)['"]""", re.S)
 
 # Refusals that say nothing of user and password: `connection limit (100) is reached`, of a virtual host, a
 # user or a node, and `vhost '/' is down`. RabbitMQ gives them the code of a missing right (530).
@@ -612,7 +612,7 @@ def _translate(address: Broker, why: BaseException) -> LinkError:
             pika.exceptions.ProbableAuthenticationError()
             | pika.exceptions.ProbableAccessDeniedError()
         ):
-            said = BROKER_SAID.search(str(why))
+            said = BROKERS_REASON.search(str(why))
             if said is None:
                 return _lost(address, why)
             return _refused(address, said[1])

@@ -52,7 +52,7 @@ class Gathering:
         while len(self._held) < self._size and (delivery := self._take()) is not None:
             self._add(delivery)
         if len(self._held) >= self._size or (self._held and self._loop.time() >= self._until_s):
-            return self._made()
+            return self._wanted_batch()
         return None
 
     async def receive(self) -> Batch | None:
@@ -69,7 +69,7 @@ class Gathering:
             if delivery is not None:
                 self._add(delivery)
             elif self._is_over():
-                return self._made()
+                return self._wanted_batch()
 
     def withdraw(self) -> Batch:
         """Take out the deliveries that wait for their batch, which will not be in one now."""
@@ -88,7 +88,7 @@ class Gathering:
         if len(self._held) == 1:
             self._until_s = self._loop.time() + self._linger_s
 
-    def _made(self) -> Batch | None:
+    def _wanted_batch(self) -> Batch | None:
         """Return the batch without deliveries whose link was lost meanwhile: they come again."""
         held = self.withdraw()
         if all(map(self._is_wanted, held)):

@@ -392,10 +392,10 @@ class Claimed:
         self.claims.not_started(deliveries)
         self._behind.put_back(deliveries)
 
-    def never_seen(self, deliveries: Sequence[Delivery]) -> None:
+    def never_answered(self, deliveries: Sequence[Delivery]) -> None:
         """Give up the claims of deliveries that nobody will answer."""
         self.claims.dropped(deliveries)
-        self._behind.never_seen(deliveries)
+        self._behind.never_answered(deliveries)
 
     def is_acking(self, delivery: Delivery) -> bool:
         """Return whether the end of an acked delivery is still to be stored."""

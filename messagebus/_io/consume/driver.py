@@ -289,9 +289,9 @@ class ConsumeDriver:
         """Answer by a copy in the parking queue, as `retry`. An expiring subscription parks nothing."""
         return await self.way.first.park(delivery, headers=headers)
 
-    def never_seen(self, delivery: Delivery) -> None:
+    def never_answered(self, delivery: Delivery) -> None:
         """Take note of a delivery that was taken, whose link has ended, and that nobody will answer."""
-        self.way.first.never_seen([delivery])
+        self.way.first.never_answered([delivery])
 
     def _wake(self) -> None:
         if not self._woken:

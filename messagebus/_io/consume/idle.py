@@ -73,7 +73,7 @@ class IdleLinks:
         taken: dict[str, list[Delivery]] = {}
         for delivery in self._withdraw(before_ns, self._inbox.in_order):
             if not delivery._ledger.is_live:
-                self._way.first.never_seen([delivery])
+                self._way.first.never_answered([delivery])
             else:
                 taken.setdefault(delivery._ledger.broker, []).append(delivery)
                 if delivery.received_ns < before_ns:

@@ -416,7 +416,7 @@ class Inbox:
 
         untouched: handed out, and the application never saw them.
         """
-        self._way.first.never_seen([each for each in untouched if not each._ledger.is_live])
+        self._way.first.never_answered([each for each in untouched if not each._ledger.is_live])
         for broker in self._channels:
             self.keep_back(broker, untouched)
 

@@ -28,7 +28,7 @@ class LinkOrder:
 
     def __init__(self, behind: Plain, claims: Claiming) -> None:
         self._behind, self._claims = behind, claims
-        self.put_back, self.never_seen = behind.put_back, behind.never_seen
+        self.put_back, self.never_answered = behind.put_back, behind.never_answered
         self._waiting: dict[Ledger, dict[Delivery, int]] = {}
 
     # Events.

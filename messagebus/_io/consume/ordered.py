@@ -165,7 +165,7 @@ class Ordered:
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         self._behind.put_back(deliveries)
 
-    def never_seen(self, deliveries: Sequence[Delivery]) -> None:
+    def never_answered(self, deliveries: Sequence[Delivery]) -> None:
         """Let the lanes go on of deliveries that nobody will answer."""
         for delivery in deliveries:
             self.answered(delivery)

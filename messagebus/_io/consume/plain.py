@@ -161,7 +161,7 @@ class Plain:
         self._counters.retried += is_retry
         self._fanin.answered(delivery._ledger)
 
-    def never_seen(self, deliveries: Sequence[Delivery]) -> None:
+    def never_answered(self, deliveries: Sequence[Delivery]) -> None:
         """Do nothing: they went with their link."""
 
     # Events.

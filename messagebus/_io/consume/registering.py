@@ -78,7 +78,7 @@ class Registering:
         while not complete:
             try:
                 self.registration = await self._topology.register(
-                    [self._source], timeout_ms=REGISTER_TIMEOUT_MS, told=self._look
+                    [self._source], timeout_ms=REGISTER_TIMEOUT_MS, on_answer=self._look
                 )
             except RegistrationIncomplete as fault:
                 self.registration = Registration(False, missing=fault.missing)
@@ -113,12 +113,12 @@ class Registering:
                     self.fatal = None
             self._changed.look()
 
-    def _look(self, found: Registration) -> None:
+    def _look(self, registration: Registration) -> None:
         """Look whether the source is new; hand its options on."""
-        if str(self._source) in found.created and not expires(self._source):
+        if str(self._source) in registration.created and not expires(self._source):
             told = "it did not exist before: check the name"
             log.warning("created source=%s reason=%r", self._source, told)
-        options = found.options.get(str(self._source), {})
+        options = registration.options.get(str(self._source), {})
         self._on_answer(options)
 
     def login_refused(self, fault: LoginRefused) -> None:

@@ -302,7 +302,7 @@ class Bridge:
         with self._taking:
             return self._jobs.popleft()
 
-    def never_seen(self, job: Job, note: Callable[[Delivery], object]) -> None:
+    def never_answered(self, job: Job, note: Callable[[Delivery], object]) -> None:
         """Have each delivery of a job that no thread will run noted on the loop."""
         for delivery in deliveries_of(job):
             self._post(delivery, functools.partial(note, delivery))

@@ -314,7 +314,7 @@ class LoopWatch:
         self._thread = threading.Thread(
             target=self._watch, name="messagebus-loopwatch", daemon=True
         )
-        self._told_s = 0.0
+        self._logged_s = 0.0
         """Blocked time at the last log line; 0 while the loop turns."""
 
     def start(self) -> None:
@@ -344,17 +344,17 @@ class LoopWatch:
         """Log, when due, that the loop is blocked."""
         blocked_s = now_s - self._beaten_s
         if blocked_s < self._blocked_s:
-            self._told_s, self._starved_s = 0.0, starved_s(self._native_id)
+            self._logged_s, self._starved_s = 0.0, starved_s(self._native_id)
         elif (waited_s := starved_s(self._native_id) - self._starved_s) > blocked_s / 2:
-            if not self._told_s:
+            if not self._logged_s:
                 log.warning(
                     "no processor for the loop blocked_s=%.1f starved_s=%.1f: the machine is too busy, no"
                     " handler is at fault",
                     *(blocked_s, waited_s),
                 )
-            self._told_s = blocked_s
-        elif not self._told_s or blocked_s >= self._told_s * AGAIN:
-            self._told_s = blocked_s
+            self._logged_s = blocked_s
+        elif not self._logged_s or blocked_s >= self._logged_s * AGAIN:
+            self._logged_s = blocked_s
             log.warning(
                 "loop blocked blocked_s=%.1f %s at=%r: brokers hang up after two heartbeats, and deliver"
                 " again what is answered behind them",

@@ -78,10 +78,10 @@ class Segments:
         homes = (chain.first(self._source.name) for chain in chains)
         return [_name(partition, home) for partition, home in enumerate(homes)]
 
-    def _learn(self, told: str, _asked_ms: int) -> bool:
+    def _learn(self, text: str, _sent_ms: int) -> bool:
         """Go to the next segment of a partition when the one before is finished."""
         known = self._homes
-        self._homes = joined(known, told or known, self._count_of)
+        self._homes = joined(known, text or known, self._count_of)
         if self._homes == known:  # an agent may know less than we do
             return False
         now = self._first_unfinished()

@@ -33,7 +33,7 @@ class Waiting(Protocol):
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Hand out next, in this order, the deliveries taken last, which nobody has seen."""
 
-    def never_seen(self, deliveries: Sequence[Delivery]) -> None:
+    def never_answered(self, deliveries: Sequence[Delivery]) -> None:
         """Take note of deliveries that were taken, whose link has ended, and that nobody will answer."""
 
     def withdrawn(

@@ -91,7 +91,7 @@ class Destinations:
         self._loop = asyncio.get_running_loop()
         self.known: dict[str, Address] = {}
         """Name -> address of the destinations that are open or being opened."""
-        self._asked = {""}  # a few: what programs ask of their destinations
+        self._options = {""}  # a few: what programs ask of their destinations
         self._refusals: dict[str, _Refusal] = {}
         self.on_partitioned: Callable[[Address, Options, list[Item]], str] | None = None
         """Takes over a topic with partitions and what waits for it; returns why it does not, "" else."""
@@ -114,7 +114,7 @@ class Destinations:
             self._loop.call_soon(self._refuse_again, destination, refusal)
             return
         self.known[destination] = address
-        self._asked.add(address.asked)
+        self._options.add(address.asked)
         self._gone.pop(destination, None)
         if self._resting.pop(destination, None) is not None:
             if not self._to_look_for:
@@ -136,7 +136,7 @@ class Destinations:
     def of_place(self, place: str) -> list[str]:
         """Return the names of a place as it was asked for, of which publishes may be open on a link."""
         known = (self.known, self._resting, self._gone)
-        names = [place + asked for asked in self._asked]
+        names = [place + asked for asked in self._options]
         return [name for name in names if any(name in each for each in known)]
 
     @property

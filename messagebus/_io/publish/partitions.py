@@ -219,7 +219,7 @@ class Partitions:
         )
         topic.asking = self._tasks.spawn(following)
 
-    def _learn(self, topic: _Topic, text: str, asked_ms: int) -> bool:
+    def _learn(self, topic: _Topic, text: str, sent_ms: int) -> bool:
         known, topic.text = topic.text, joined(topic.text, text or topic.text, topic.count)
         chains: tuple[Chain, ...] = read_chains(topic.text, topic.count)
         for partition, (chain, home) in enumerate(zip(chains, topic.homes, strict=True)):
@@ -229,7 +229,7 @@ class Partitions:
                 topic.moving[partition] = chain.homes[-1]
                 topic.brokers[partition].driver.pending.seal(topic.destination(partition))
         self._move(topic)
-        topic.heard_ms = asked_ms
+        topic.heard_ms = sent_ms
         return topic.text != known
 
     def _move(self, topic: _Topic) -> None:

@@ -151,33 +151,33 @@ class Clients:
 
     def __init__(self) -> None:
         # (id, subscription) -> (applied, time), longest silent first
-        self._seen: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+        self._clients: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
         # (id, subscription) -> time of hanging up, longest ago first
         self._left: OrderedDict[tuple[str, str], int] = OrderedDict()
         # (id, subscription) -> time of the last answer to a waiting fetch, until it asks again
         self._answered: dict[tuple[str, str], int] = {}
 
-    def seen(self, client_id: str, subscription: str, applied: int, now_ms: int) -> None:
+    def note_request(self, client_id: str, subscription: str, applied: int, now_ms: int) -> None:
         """Record a client that asks, or was waiting until now."""
         key = _key(client_id, subscription)
-        if key not in self._seen and len(self._seen) >= CLIENTS_MAX:
+        if key not in self._clients and len(self._clients) >= CLIENTS_MAX:
             # Anybody may say an id. Those that are known and still ask are not pushed out by new ones.
-            _, (_, at_ms) = next(iter(self._seen.items()))
+            _, (_, at_ms) = next(iter(self._clients.items()))
             if now_ms - at_ms <= EXPIRY_MS:
                 return
-            longest_silent, _ = self._seen.popitem(last=False)
+            longest_silent, _ = self._clients.popitem(last=False)
             self._answered.pop(longest_silent, None)
         self._left.pop(key, None)
         self._answered.pop(key, None)
-        self._seen[key] = (applied, now_ms)
-        self._seen.move_to_end(key)
+        self._clients[key] = (applied, now_ms)
+        self._clients.move_to_end(key)
 
     def left(self, client_id: str, subscription: str, now_ms: int) -> None:
         """Record that it hung up: it is dropped LEFT_MS from now unless it is seen again."""
         key = _key(client_id, subscription)
-        if (known := self._seen.get(key)) is not None:
-            self._seen[key] = (known[0], min(known[1], now_ms - EXPIRY_MS + LEFT_MS))
-            self._seen.move_to_end(key, last=False)
+        if (known := self._clients.get(key)) is not None:
+            self._clients[key] = (known[0], min(known[1], now_ms - EXPIRY_MS + LEFT_MS))
+            self._clients.move_to_end(key, last=False)
             self._left[key] = now_ms
             self._left.move_to_end(key)
             if len(self._left) > CLIENTS_MAX:
@@ -186,7 +186,7 @@ class Clients:
     def answered(self, client_id: str, subscription: str, now_ms: int) -> None:
         """Record that its waiting fetch was answered: it asks again at once, here or at another agent."""
         key = _key(client_id, subscription)
-        if key in self._seen:
+        if key in self._clients:
             self._answered[key] = now_ms
 
     def gone(self, now_ms: int) -> list[Client]:
@@ -211,12 +211,12 @@ class Clients:
 
     def living(self, now_ms: int) -> list[Client]:
         """Return the clients seen within EXPIRY_MS; drop the others."""
-        for key in [key for key, (_, at_ms) in self._seen.items() if now_ms - at_ms > EXPIRY_MS]:
-            del self._seen[key]
+        for key in [key for key, (_, at_ms) in self._clients.items() if now_ms - at_ms > EXPIRY_MS]:
+            del self._clients[key]
             self._answered.pop(key, None)
         return [
             Client(id=client_id, subscription=subscription, applied=applied, age_ms=now_ms - when)
-            for (client_id, subscription), (applied, when) in self._seen.items()
+            for (client_id, subscription), (applied, when) in self._clients.items()
         ]
 
     def here(self, now_ms: int) -> list[Client]:

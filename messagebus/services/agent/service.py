@@ -89,7 +89,7 @@ class Service:
         register = Register(config.address.name, self._store.load_map())
         self._draining = self._store.load_draining()
         self._alarm = self._losing = ""
-        self._said = (VerdictKind.DOWN, False)
+        self._logged = (VerdictKind.DOWN, False)
         self.task_faults = 0
         self._report_due = asyncio.Event()
         pull_now, uses = asyncio.Event(), Uses()
@@ -283,8 +283,8 @@ class Service:
         while True:
             now = self.verdict()
             is_well = now.kind is VerdictKind.READY and not now.reason
-            if (now.kind, is_well) != self._said:
-                self._said = (now.kind, is_well)
+            if (now.kind, is_well) != self._logged:
+                self._logged = (now.kind, is_well)
                 level = logging.INFO if is_well else logging.WARNING
                 log.log(level, "verdict %s %s", now.kind.value, now.reason)
             await asyncio.sleep(TELL_INTERVAL_S)

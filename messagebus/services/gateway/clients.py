@@ -101,9 +101,9 @@ class RealBus:
     async def may_read(self, source: Source, login: tuple[str, Secret]) -> bool:
         return bool(await self._rights(login, Right("read", source.amqp_queue)))
 
-    async def _rights(self, login: Login, *asked: Right) -> set[Right] | None:
+    async def _rights(self, login: Login, *rights: Right) -> set[Right] | None:
         who, timeout_ms = credentials(self._as(login)), whole_ms(LOGIN_TIMEOUT_S)
-        return await rights_of(self._bus.address, who, asked, timeout_ms=timeout_ms)
+        return await rights_of(self._bus.address, who, rights, timeout_ms=timeout_ms)
 
     async def _count(self) -> set[str] | None:
         try:

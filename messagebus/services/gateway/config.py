@@ -218,14 +218,14 @@ class GatewayConfig:
             except ConfigError as fault:
                 raise ConfigError(f"{key}: {fault}") from fault
         if "limits" in given:
-            given["limits"] = _made(Limits, given["limits"], "limits.")
-        given["push"] = tuple(_made(PushConfig, each, "push.") for each in given.get("push", ()))
+            given["limits"] = _build(Limits, given["limits"], "limits.")
+        given["push"] = tuple(_build(PushConfig, each, "push.") for each in given.get("push", ()))
         for key in ("origins", "names"):
             given[key] = tuple(given.get(key, ()))
-        return _made(cls, given, "")
+        return _build(cls, given, "")
 
 
-def _made(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
+def _build(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
     fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     faults = [
         f"{prefix}{key}: unknown{did_you_mean(key, fields)}" for key in values if key not in fields

@@ -112,13 +112,13 @@ class People:
         """Read the tokens. Raises ConfigError."""
         self._path, self._bus_login, self._limits = tokens_file, bus_login, limits
         self._tokens: dict[bytes, Principal] = {}
-        self._seen: object = None
+        self._file_mark: object = None
         # Whoever asks or holds something keeps it, and `Publishers` those that the bus has taken: logins of
         # strangers push out nobody's.
         self._logins: weakref.WeakValueDictionary[str, Principal] = weakref.WeakValueDictionary()
         self._looked_ms = now_ms
         if tokens_file:
-            self._seen = _mark(tokens_file)
+            self._file_mark = _mark(tokens_file)
             self._take(read_tokens(tokens_file))
         self._anonymous = None
         if anonymous:
@@ -157,10 +157,10 @@ class People:
                 return self._anonymous
         raise _unauthorized("log in by a token" + (" or Basic" if self._bus_login else ""))
 
-    def _login(self, said: str) -> Principal:
+    def _login(self, credentials: str) -> Principal:
         try:
             user, colon, password = (
-                base64.b64decode(said.strip(), validate=True).decode().partition(":")
+                base64.b64decode(credentials.strip(), validate=True).decode().partition(":")
             )
         except (binascii.Error, UnicodeDecodeError):
             raise _unauthorized("Basic credentials that cannot be read") from None
@@ -197,9 +197,9 @@ class People:
         if now_ms - self._looked_ms < LOOK_EVERY_MS:
             return
         self._looked_ms = now_ms
-        if not self._path or (mark := _mark(self._path)) == self._seen:
+        if not self._path or (mark := _mark(self._path)) == self._file_mark:
             return
-        self._seen = mark
+        self._file_mark = mark
         try:
             self._take(read_tokens(self._path))
         except ConfigError as fault:

@@ -49,13 +49,13 @@ class Problem(Exception):
             told["outcome"] = outcome
         if message_id:
             told["message_id"] = message_id
-        self.told = told | more
+        self.body = told | more
         self.headers = dict(headers or {})
         if retry_after_s is not None:
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
 
     def response(self) -> Response:
-        return json_response(self.told, self.status, headers=self.headers, media_type=MEDIA)
+        return json_response(self.body, self.status, headers=self.headers, media_type=MEDIA)
 
 
 def problem_of_fault(fault: MessageBusError) -> Problem:

@@ -62,7 +62,7 @@ _CODINGS = {"content-encoding": "identity", "transfer-encoding": "chunked"}
 _TRACE = ("traceparent", "tracestate", "baggage")
 _FIELDS = {"id", "priority", "headers", *FIELDS_OF_MESSAGE}
 # A reply to amq.rabbitmq.reply-to ends the channel of who does not consume from it.
-_OWN, _OWN_TOLD = "amq.", "reply_to: names that begin with amq. are the broker's own"
+_OWN, _OWN_REFUSED = "amq.", "reply_to: names that begin with amq. are the broker's own"
 # The reason of a broker, or an agent, for what the user's own rights do not cover; no try later helps.
 _FORBIDDEN = re.compile("(403 )?ACCESS_REFUSED")
 # Shows that no page of another site has sent a request; see messagebus.http.guard.
@@ -148,7 +148,7 @@ class _Headers:
         if len(self.own) > HEADERS_MAX or self.own_bytes > HEADERS_BYTES_MAX:
             raise _bad(f"MB-Header-: at most {HEADERS_MAX} headers, {HEADERS_BYTES_MAX} bytes")
         if self.fields.get("reply_to", "").startswith(_OWN):
-            raise _bad(_OWN_TOLD)
+            raise _bad(_OWN_REFUSED)
         if self.key and not KEY_FORM.fullmatch(self.key):
             raise _bad("Idempotency-Key: 1 to 128 of A-Z a-z 0-9 . _ : -")
 
@@ -219,7 +219,7 @@ def _later(detail: str) -> Problem:
     return Problem(503, detail, outcome="not sent", retry=True, retry_after_s=1)
 
 
-def told(end: Published) -> dict[str, Any]:
+def end_as_json(end: Published) -> dict[str, Any]:
     """Return the end of one message for an answer."""
     found = {"id": end.message_id, "outcome": outcome_of(end)}
     if end.broker:
@@ -400,18 +400,18 @@ def read_line(line: bytes) -> tuple[bytes | Message, Options]:
     return read_entry(_json(line))
 
 
-def read_entry(found: Any) -> tuple[bytes | Message, Options]:
+def read_entry(entry: Any) -> tuple[bytes | Message, Options]:
     """Read an envelope: its payload and its options. Raises MessageInvalid."""
-    if not isinstance(found, dict):
+    if not isinstance(entry, dict):
         raise MessageInvalid("an object wanted")
-    body: Any = found.get("body", b"")
-    if len(found) == 1 and type(body) is str:  # the usual case: a Message costs 3 us
+    body: Any = entry.get("body", b"")
+    if len(entry) == 1 and type(body) is str:  # the usual case: a Message costs 3 us
         return _checked(_utf8(body)), {}
     options: Options = {}
     fields: dict[str, Any] = {}
-    for name, value in found.items():
+    for name, value in entry.items():
         if name == "body":
-            if not isinstance(value, str) or "body_base64" in found:
+            if not isinstance(value, str) or "body_base64" in entry:
                 raise MessageInvalid("body: a text wanted, and no body_base64 beside it")
             body = _utf8(value)
         elif name == "body_base64":
@@ -428,7 +428,7 @@ def read_entry(found: Any) -> tuple[bytes | Message, Options]:
         elif name not in _IGNORED:
             raise MessageInvalid(f"{name[:40]!r}: no such member")
     if str(fields.get("reply_to", "")).startswith(_OWN):
-        raise MessageInvalid(_OWN_TOLD)
+        raise MessageInvalid(_OWN_REFUSED)
     message_id = fields.get("message_id", "")
     if message_id != "" and not (isinstance(message_id, str) and KEY_FORM.fullmatch(message_id)):
         raise MessageInvalid("id: 1 to 128 of A-Z a-z 0-9 . _ : -")
@@ -468,13 +468,13 @@ def answer_batch(ends: list[Published], stopped: Problem | None) -> tuple[int, b
             ]
         )
         return 201, f'{{"confirmed":{confirmed},"messages":[{messages}]}}'.encode()
-    messages_told = [told(end) for end in ends]
-    body: dict[str, Any] = {"confirmed": confirmed, "messages": messages_told}
+    messages_json = [end_as_json(end) for end in ends]
+    body: dict[str, Any] = {"confirmed": confirmed, "messages": messages_json}
     if stopped is not None:
-        return stopped.status, encoded(stopped.told | body)
+        return stopped.status, encoded(stopped.body | body)
     failed = {problem_of(end).status for end in ends if end.outcome is not Outcome.CONFIRMED}
     status = 504 if 504 in failed else failed.pop() if len(failed) == 1 else 503
     detail = f"{len(ends) - confirmed} of {len(ends)} messages are not confirmed"
     outcome = {504: "unknown", 404: "unroutable"}.get(status, "refused")
-    told_all = Problem(status, detail, outcome=outcome, retry=status not in (403, 404)).told
-    return status, encoded(told_all | body)
+    problem = Problem(status, detail, outcome=outcome, retry=status not in (403, 404)).body
+    return status, encoded(problem | body)

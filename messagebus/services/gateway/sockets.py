@@ -83,7 +83,7 @@ class Socket:
                 if self._credit and not told:
                     full = self._held.is_full
                     detail = f"{self._principal.name if full else 'this socket'} holds all the leases it may"
-                    await self._tell("error", Problem(429, detail).told)
+                    await self._tell("error", Problem(429, detail).body)
                     told = True
                 self._changed.clear()
                 # Leases that end elsewhere make room, too, and are not told.
@@ -106,7 +106,7 @@ class Socket:
                 try:
                     more = read_count({"n": frame["n"]}, "n", 0, 0, COUNT_MAX)
                 except Problem as problem:
-                    await self._tell("error", problem.told)
+                    await self._tell("error", problem.body)
                     continue
                 self._credit = min(CREDIT_MAX, self._credit + more)
                 self._changed.set()
@@ -119,16 +119,16 @@ class Socket:
             else:
                 await self._carry_out(kind, "answered", frame)
 
-    async def _carry_out(self, kind: str, told: str, frame: dict[str, Any]) -> None:
+    async def _carry_out(self, kind: str, answer: str, frame: dict[str, Any]) -> None:
         reference = {"ref": frame.pop("ref")} if "ref" in frame else {}
         try:
             found = await self._answer(kind, frame)
         except Problem as problem:
-            await self._tell("error", problem.told | reference)
+            await self._tell("error", problem.body | reference)
         except MessageBusError as fault:
-            await self._tell("error", problem_of_fault(fault).told | reference)
+            await self._tell("error", problem_of_fault(fault).body | reference)
         else:
-            await self._tell(told, found | reference)
+            await self._tell(answer, found | reference)
 
     async def _tell(self, kind: str, value: Mapping[str, Any]) -> None:
         await self._socket.send_text(encoded({"t": kind, **value}).decode())

@@ -63,13 +63,13 @@ from messagebus.services.gateway.publishing import (
     Replays,
     Wanted,
     answer_batch,
+    end_as_json,
     outcome_of,
     problem_of,
     read_entry,
     read_line,
     read_wanted,
     submit,
-    told,
 )
 from messagebus.services.gateway.pulling import LEASE_S_MAX, LEASE_S_MIN, Held, Pulls, as_json
 from messagebus.services.gateway.reading import (
@@ -276,7 +276,9 @@ class _Web:
             if message_id:
                 await turn.enter_async_context(self._replays.turn(place))
                 if end := await self._replays.before(place, wanted):
-                    return json_response(told(end), 201, headers={"Idempotent-Replayed": "true"})
+                    return json_response(
+                        end_as_json(end), 201, headers={"Idempotent-Replayed": "true"}
+                    )
             principal.charge(1, monotonic_ms())
             async with self._parts.publishers.of(principal) as publisher:
                 ending = await submit(publisher, destination, wanted, self._limits.admit_wait_s)
@@ -286,7 +288,7 @@ class _Web:
                 if not wanted.waits:
                     return json_response({"id": message_id, "outcome": "accepted"}, 202)
                 end = await ending
-        found = told(end)
+        found = end_as_json(end)
         self._parts.metrics.outcome(found["outcome"])
         if found["outcome"] != "confirmed":
             raise problem_of(end)
@@ -434,7 +436,7 @@ class _Web:
                 await batch.add(Wanted(message, options, timeout_s))
             await batch.add_all(together)
         except Problem as problem:
-            problem.told["line"] = read[len(batch) - before][0]
+            problem.body["line"] = read[len(batch) - before][0]
             raise
 
     # Consume.
@@ -569,8 +571,8 @@ class _Web:
         for some, found in zip(places.values(), await asyncio.gather(*asked), strict=True):
             for place, end in zip(some, found, strict=True):
                 ends[place] = end
-        told = [{"lease": token, "answer": end} for token, end in zip(tokens, ends, strict=True)]
-        return {"done": ends.count("done"), "leases": told}
+        rows = [{"lease": token, "answer": end} for token, end in zip(tokens, ends, strict=True)]
+        return {"done": ends.count("done"), "leases": rows}
 
     async def socket(self, socket: WebSocket) -> None:
         """Serve a WebSocket: deliveries, answers and publishes."""
@@ -638,7 +640,7 @@ class _Web:
         async with self._parts.publishers.of(principal) as publisher:
             wanted = Wanted(message, options, TIMEOUT_S)
             end = await (await submit(publisher, destination, wanted, self._limits.admit_wait_s))
-        found = told(end)
+        found = end_as_json(end)
         self._parts.metrics.outcome(found["outcome"])
         return found
 

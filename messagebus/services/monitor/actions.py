@@ -31,16 +31,16 @@ from messagebus.services.monitor.eventlog import ACTION, Event
 from messagebus.services.monitor.people import Principal
 from messagebus.services.monitor.plans import (
     KINDS,
-    Found,
+    Effects,
     Order,
     Plan,
     State,
-    broker_found,
+    broker_effects,
+    declared_effects,
     differs,
-    names_found,
-    parked_found,
+    parked_effects,
     token_of,
-    waiting_found,
+    waiting_effects,
 )
 from messagebus.services.monitor.watch import Watch
 from messagebus.terminal import plural
@@ -57,7 +57,7 @@ NAMES_MAX = 50
 RESULT_CHARS_MAX = 1_000
 STOP_WITHIN_S = 5.0
 # Until the page shows a drain; the next one is judged by it.
-SEEN_WITHIN_S = 5.0
+EFFECT_WITHIN_S = 5.0
 
 
 class NotDone(Exception):
@@ -113,7 +113,7 @@ class Actions:
         self._allowed(plan.order, who)
         if plan.state != "open":
             raise NotDone(f"{plan.run_by} has run this plan already.")
-        right = token_of(self._key, plan.order, plan.found, plan.by, plan.made_ms)
+        right = token_of(self._key, plan.order, plan.effects, plan.by, plan.created_ms)
         if not hmac.compare_digest(token.encode("utf-8", "replace"), right.encode()):
             raise NotDone("The form does not belong to this plan: load the page again.")
         if plan.kind.is_typed and typed.strip() != plan.order.about:
@@ -151,26 +151,26 @@ class Actions:
 
     # Looks.
 
-    async def _look(self, order: Order) -> Found:
+    async def _look(self, order: Order) -> Effects:
         try:
             if order.kind in ("drain", "undrain"):
-                return broker_found(order, self._watch.board)
+                return broker_effects(order, self._watch.board)
             async with self._looks:
                 return await asyncio.to_thread(self._look_now, order)
         except MessageBusError as fault:
             raise NotDone(str(fault)[:RESULT_CHARS_MAX]) from fault
 
-    def _look_now(self, order: Order) -> Found:
+    def _look_now(self, order: Order) -> Effects:
         bus = self._config.bus
         if order.kind in ("redrive", "drop"):
-            return parked_found(order, count_parked(bus, [order.about], where=_where(order)))
+            return parked_effects(order, count_parked(bus, [order.about], where=_where(order)))
         names = names_of(order) if order.kind == "declare" else []
         told = count_subscriptions(bus)
         if names:
             known = {each.name for each in told.counts}
             known |= {name.partition("/")[0] for name in known if "/" in name}
-            return names_found(names, known, told.answered)
-        return waiting_found(order, told)
+            return declared_effects(names, known, told.answered)
+        return waiting_effects(order, told)
 
     # Runs.
 
@@ -178,19 +178,19 @@ class Actions:
         state, result = await self._run(plan, by)
         plan.result, plan.ended_ms = result[:RESULT_CHARS_MAX], wall_ms()
         plan.state = state
-        await self._told(plan, by, f"{_title(plan)}, plan {plan.id}: {state}: {plan.result}")
+        await self._log_event(plan, by, f"{_title(plan)}, plan {plan.id}: {state}: {plan.result}")
 
     async def _run(self, plan: Plan, by: str) -> tuple[State, str]:
         try:
-            if wall_ms() - plan.made_ms > PLAN_S * MS_PER_S:
+            if wall_ms() - plan.created_ms > PLAN_S * MS_PER_S:
                 raise NotDone(f"the plan is older than {PLAN_S // 60} minutes: make another")
-            if changed := differs(plan.found, await self._look(plan.order)):
+            if changed := differs(plan.effects, await self._look(plan.order)):
                 raise NotDone(f"not run, because it is no longer as planned: {changed}")
-            if not await self._told(plan, by, f"{_title(plan)} began, plan {plan.id}"):
+            if not await self._log_event(plan, by, f"{_title(plan)} began, plan {plan.id}"):
                 raise NotDone("not run, because the record of who runs it could not be written")
             plan.state = "running"
             result = await asyncio.to_thread(self._do, plan)
-            await self._seen(plan.order)
+            await self._await_effect(plan.order)
             return "done", result
         except _Cancelled:
             return "cancelled", f"{plural(plan.moved, 'message')} until then"
@@ -234,7 +234,7 @@ class Actions:
                 raise _Cancelled
 
         faults: dict[str, str] = {}
-        for line in plan.found.lines:
+        for line in plan.effects.lines:
             if not line.count:
                 continue
             where = _where(order, line.broker)
@@ -254,16 +254,16 @@ class Actions:
         did = "put back" if order.kind == "redrive" else "dropped"
         return f"{plural(plan.moved, 'message')} {did}"
 
-    async def _seen(self, order: Order) -> None:
+    async def _await_effect(self, order: Order) -> None:
         """Wait until an observation has what was done to a broker, for 5 s."""
-        until_s = time.monotonic() + SEEN_WITHIN_S
+        until_s = time.monotonic() + EFFECT_WITHIN_S
         while order.kind in ("drain", "undrain") and time.monotonic() < until_s:
             seen = self._watch.board.view.bus.find(order.about)
             if seen and seen.answer and bool(seen.answer.state.draining) == (order.kind == "drain"):
                 return
             await self._watch.next(self._watch.number, within_s=1.0)
 
-    async def _told(self, plan: Plan, by: str, text: str) -> bool:
+    async def _log_event(self, plan: Plan, by: str, text: str) -> bool:
         event = Event(wall_ms(), ACTION, plan.order.about, text, by)
         return await asyncio.to_thread(self._watch.events.add, [event])
 
@@ -289,6 +289,6 @@ def _where(order: Order, broker: str = "") -> ParkedFilter:
 
 
 def _title(plan: Plan) -> str:
-    order, total = plan.order, plan.found.total
-    many = f" ({plural(total, 'message')} on {plural(len(plan.found.lines), 'broker')})"
+    order, total = plan.order, plan.effects.total
+    many = f" ({plural(total, 'message')} on {plural(len(plan.effects.lines), 'broker')})"
     return f"{plan.kind.title.lower()} of {order.about}{many if total else ''}"

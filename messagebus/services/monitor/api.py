@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 EVENTS_MAX = 1_000
 
 
-def source_row(each: Source) -> dict[str, Any]:
+def source_row(source: Source) -> dict[str, Any]:
     """Return one subscription or queue over all brokers; None is what is not known.
 
     While brokers are missing, which ``brokers_missing`` counts, all other figures are lower bounds.
     """
-    is_least = each.sum.is_least
+    is_least = source.sum.is_least
     return {
-        "name": each.name,
-        "oldest_s": known(each.oldest_s, each.sum.oldest_is_least),
-        "waiting": known(each.sum.waiting, is_least) if each.answering else None,
-        "owed": known(each.sum.unacked, is_least),
-        "in_per_s": known(each.sum.came, is_least),
-        "out_per_s": known(each.sum.left, is_least),
-        "consumers": known(each.sum.consumers, is_least),
-        "parked": known(each.sum.parked, is_least),
-        "brokers_answering": each.answering,
-        "brokers_missing": len(each.sum.without),
+        "name": source.name,
+        "oldest_s": known(source.oldest_s, source.sum.oldest_is_least),
+        "waiting": known(source.sum.waiting, is_least) if source.answering else None,
+        "owed": known(source.sum.unacked, is_least),
+        "in_per_s": known(source.sum.came, is_least),
+        "out_per_s": known(source.sum.left, is_least),
+        "consumers": known(source.sum.consumers, is_least),
+        "parked": known(source.sum.parked, is_least),
+        "brokers_answering": source.answering,
+        "brokers_missing": len(source.sum.without),
     }
 
 

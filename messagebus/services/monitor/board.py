@@ -12,7 +12,7 @@ from typing import Literal
 from messagebus.clock import MS_PER_S
 from messagebus.observing.rates import Rates
 from messagebus.observing.rules import Raised
-from messagebus.observing.snapshot import Answer, Bus, Kind, Row, Seen
+from messagebus.observing.snapshot import Answer, Bus, Kind, ObservedBroker, Row
 from messagebus.observing.totals import Sum, counted, known, totals, uncounted
 from messagebus.services.monitor.history import History
 
@@ -82,9 +82,9 @@ class Source:
         """It on each broker of the list; made anew each time, for those that somebody looks at."""
         return tuple(self.at(seen) for seen in self.view.bus.brokers)
 
-    def at(self, seen: Seen) -> Place:
+    def at(self, observed: ObservedBroker) -> Place:
         """Return it on one broker."""
-        return _place(self.name, seen, self.view, self.lacking)
+        return _place(self.name, observed, self.view, self.lacking)
 
     @property
     def oldest_s(self) -> float | None:
@@ -204,24 +204,24 @@ def _key(name: str) -> tuple[str, Kind]:
     return name, "queue" if name.startswith("queue:") else "sub"
 
 
-def _place(name: str, seen: Seen, view: View, lacking: tuple[str, ...]) -> Place:
-    answer = seen.answer
+def _place(name: str, observed: ObservedBroker, view: View, lacking: tuple[str, ...]) -> Place:
+    answer = observed.answer
     if answer is None or not answer.state.linked:
-        return Place(seen.broker, "silent")
+        return Place(observed.broker, "silent")
     rows = answer.rows
     row = rows.get(_key(name))
     park = rows.get((name, "park"))
     parked = park.waiting if park else 0
     if row is None:
-        return Place(seen.broker, "missing", parked=parked)
+        return Place(observed.broker, "missing", parked=parked)
     return Place(
-        seen.broker,
+        observed.broker,
         "there",
         row,
         oldest(row, view.now_ms),
-        view.flows.get((seen.broker, name, row.kind)),
+        view.flows.get((observed.broker, name, row.kind)),
         parked,
-        alone=seen.broker in lacking,
+        alone=observed.broker in lacking,
         is_stale=answer.counted_age_ms(row, view.now_ms) > OLD_MS,
         oldest_is_least=row.oldest_is_least,
     )

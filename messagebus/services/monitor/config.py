@@ -138,8 +138,8 @@ def _read(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         said = _table(faults, values, key, {inner}).get(inner, "")
         text = _text(faults, f"{key}.{inner}", said)
         made[name or inner] = str(folder / text) if text else ""
-    made["people"] = tuple(_each(faults, values, "people", _person))
-    made["tokens"] = tuple(_each(faults, values, "tokens", _token))
+    made["people"] = tuple(_read_entries(faults, values, "people", _person))
+    made["tokens"] = tuple(_read_entries(faults, values, "tokens", _token))
     if "proxy" in values:
         made["proxy"] = _proxy(faults, values)
     try:
@@ -189,7 +189,7 @@ def _list(faults: list[str], values: Mapping[str, Any], key: str, table: str = "
     return []
 
 
-def _each(faults: list[str], values: Mapping[str, Any], key: str, read: Any) -> list[Any]:
+def _read_entries(faults: list[str], values: Mapping[str, Any], key: str, read: Any) -> list[Any]:
     made = []
     for number, entry in enumerate(_list(faults, values, key), start=1):
         try:
@@ -212,16 +212,16 @@ def _only(entry: Any, *known: str) -> Mapping[str, Any]:
     return entry
 
 
-def _role(said: Any) -> Role:
-    if not isinstance(said, str) or said not in ROLES:
-        raise ValueError(f"role {said!r}: {', '.join(ROLES)}")
-    return ROLES[said]
+def _role(value: Any) -> Role:
+    if not isinstance(value, str) or value not in ROLES:
+        raise ValueError(f"role {value!r}: {', '.join(ROLES)}")
+    return ROLES[value]
 
 
-def _name(said: Any) -> str:
-    if not (isinstance(said, str) and 0 < len(said) <= 100 and said.isprintable()):
+def _name(value: Any) -> str:
+    if not (isinstance(value, str) and 0 < len(value) <= 100 and value.isprintable()):
         raise ValueError("name: 1 to 100 printing characters")
-    return said
+    return value
 
 
 def _person(entry: Any) -> Person:

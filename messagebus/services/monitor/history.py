@@ -73,11 +73,11 @@ class Series:
     def __init__(self, figures: int) -> None:
         self._fine = [Ring(FINE_S, FINE_COUNT) for _ in range(figures)]
         self._coarse = [Ring(COARSE_S, COARSE_COUNT) for _ in range(figures)]
-        self.seen_s = 0.0
+        self.last_s = 0.0
 
     def put(self, at_s: float, values: Sequence[float | None]) -> None:
         """Put one value of each figure."""
-        self.seen_s = at_s
+        self.last_s = at_s
         for fine, coarse, value in zip(self._fine, self._coarse, values, strict=True):
             fine.put(at_s, value)
             coarse.put(at_s, value)
@@ -115,7 +115,7 @@ class History:
         return self._series.get(name)
 
     def _forget(self, now_s: float) -> bool:
-        gone = [n for n, each in self._series.items() if each.seen_s < now_s - GONE_AFTER_S]
+        gone = [n for n, each in self._series.items() if each.last_s < now_s - GONE_AFTER_S]
         for name in gone:
             del self._series[name]
         return bool(gone)

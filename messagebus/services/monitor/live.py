@@ -33,13 +33,13 @@ class Page:
 
     template: str
     here: str
-    values: Callable[[Asked], Values | None]
-    names: Callable[[Asked], tuple[str, ...]] = lambda asked: ()
+    values: Callable[[PageRequest], Values | None]
+    names: Callable[[PageRequest], tuple[str, ...]] = lambda asked: ()
     all_clients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageRequest:
     """One address of a live page, as somebody asks for it; its values are those of the newest observation.
 
     name: the broker, subscription, queue or plan that it is about; "" for the whole bus. text: its query.
@@ -76,59 +76,59 @@ class Asked:
         return tuple(each.name for each in chosen[:count_max])
 
 
-def _overview(asked: Asked) -> Values:
+def _overview(wanted: PageRequest) -> Values:
     return overview.overview(
-        asked.board,
-        asked.query,
-        asked.settings,
-        events=asked.events(overview.OVERVIEW_EVENTS),
-        playbooks=asked.monitor.playbooks.runs(),
+        wanted.board,
+        wanted.query,
+        wanted.settings,
+        events=wanted.events(overview.OVERVIEW_EVENTS),
+        playbooks=wanted.monitor.playbooks.runs(),
     )
 
 
-def _subscriptions(asked: Asked) -> Values:
-    values = sources.subscriptions(asked.board, asked.query, asked.settings)
-    return {**values, "export": f"?{asked.text}"}
+def _subscriptions(wanted: PageRequest) -> Values:
+    values = sources.subscriptions(wanted.board, wanted.query, wanted.settings)
+    return {**values, "export": f"?{wanted.text}"}
 
 
-def _subscription(asked: Asked) -> Values | None:
+def _subscription(wanted: PageRequest) -> Values | None:
     values = sources.subscription(
-        asked.board,
-        asked.name,
-        asked.query,
-        asked.settings,
-        events=asked.events(EVENTS_OF_ONE, about=asked.name),
+        wanted.board,
+        wanted.name,
+        wanted.query,
+        wanted.settings,
+        events=wanted.events(EVENTS_OF_ONE, about=wanted.name),
     )
-    is_read = asked.query.get("parked")
-    reasons = asked.monitor.parked.known(asked.name, asked.who) if is_read else None
+    is_read = wanted.query.get("parked")
+    reasons = wanted.monitor.parked.known(wanted.name, wanted.who) if is_read else None
     return values and {**values, "reasons": reasons}
 
 
-def _broker(asked: Asked) -> Values | None:
-    events = asked.events(EVENTS_OF_ONE, about=asked.name)
-    return brokers.broker(asked.board, asked.name, asked.query, asked.settings, events=events)
+def _broker(wanted: PageRequest) -> Values | None:
+    events = wanted.events(EVENTS_OF_ONE, about=wanted.name)
+    return brokers.broker(wanted.board, wanted.name, wanted.query, wanted.settings, events=events)
 
 
-def _topology(asked: Asked) -> Values:
-    events = asked.events(EVENTS_OF_ONE, kind="list")
-    return others.topology(asked.board, asked.query, asked.settings, events=events)
+def _topology(wanted: PageRequest) -> Values:
+    events = wanted.events(EVENTS_OF_ONE, kind="list")
+    return others.topology(wanted.board, wanted.query, wanted.settings, events=events)
 
 
-def _journal(asked: Asked) -> Values:
-    kind, about = asked.query.get("kind", ""), asked.query.get("about", "")
+def _journal(wanted: PageRequest) -> Values:
+    kind, about = wanted.query.get("kind", ""), wanted.query.get("about", "")
     return others.journal(
-        asked.board,
-        asked.query,
-        asked.settings,
-        events=asked.events(EVENTS_SHOWN, kind=kind, about=about),
-        note=asked.monitor.watch.events.fault,
-        playbooks=asked.monitor.playbooks.runs(),
+        wanted.board,
+        wanted.query,
+        wanted.settings,
+        events=wanted.events(EVENTS_SHOWN, kind=kind, about=about),
+        note=wanted.monitor.watch.events.fault,
+        playbooks=wanted.monitor.playbooks.runs(),
     )
 
 
-def _plan(asked: Asked) -> Values | None:
-    found = asked.monitor.actions.find(asked.name)
-    return planned.plan(asked.board, found, asked.settings) if found else None
+def _plan(wanted: PageRequest) -> Values | None:
+    found = wanted.monitor.actions.find(wanted.name)
+    return planned.plan(wanted.board, found, wanted.settings) if found else None
 
 
 OVERVIEW = Page("overview.html", "/", _overview, lambda a: a.sources(overview.OVERVIEW_ROWS))
@@ -157,7 +157,7 @@ PAGES = {
 }
 
 
-def asked_for(monitor: Monitor, of: str, who: Principal) -> Asked:
+def page_request(monitor: Monitor, of: str, who: Principal) -> PageRequest:
     """Return the live page of an address with its query; the overview for any other address."""
     parts = urlsplit(of)
     is_long = len(parts.query) >= QUERY_CHARS_MAX
@@ -167,7 +167,7 @@ def asked_for(monitor: Monitor, of: str, who: Principal) -> Asked:
     else:
         path, name = named(parts.path)
         page = PAGES.get(path, OVERVIEW)
-    return Asked(monitor, page, name, query, parts.query, who)
+    return PageRequest(monitor, page, name, query, parts.query, who)
 
 
 def named(path: str) -> tuple[str, str]:

@@ -133,16 +133,18 @@ def reasons(counts: ParkedCounts, read: ParkedMessages | None, *, at_s: float) -
     )
 
 
-def _shown(each: Any) -> Shown:
-    at = "" if each.parked_ms is None else f"{figures.day(each.parked_ms)} on {each.broker}"
-    runs = "" if each.attempts is None else f", after {each.attempts} runs"
-    body = each.body.decode("utf-8", "backslashreplace")
-    headers = list(each.headers.items())[:GROUPS_MAX]
+def _shown(message: Any) -> Shown:
+    at = (
+        "" if message.parked_ms is None else f"{figures.day(message.parked_ms)} on {message.broker}"
+    )
+    runs = "" if message.attempts is None else f", after {message.attempts} runs"
+    body = message.body.decode("utf-8", "backslashreplace")
+    headers = list(message.headers.items())[:GROUPS_MAX]
     return Shown(
-        _shortened(each.message_id),
+        _shortened(message.message_id),
         f"{at}{runs}",
-        _shortened(each.key),
-        _shortened(each.exception),
+        _shortened(message.key),
+        _shortened(message.exception),
         tuple(_shortened(f"{name}: {value}") for name, value in headers),
         _shortened(body, BODY_CHARS_MAX),
     )

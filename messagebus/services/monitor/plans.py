@@ -84,7 +84,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Effects:
     """The result of a look. facts: what must be the same when it runs. keeps: what it does not touch.
 
     faults: brokers that it leaves out, and why. blocked: the reason why it cannot run; "" when it can.
@@ -108,9 +108,9 @@ class Plan:
 
     id: str
     order: Order
-    found: Found
+    effects: Effects
     by: str
-    made_ms: int
+    created_ms: int
     token: str = field(repr=False)
     state: State = "open"
     run_by: str = ""
@@ -130,13 +130,13 @@ class Plan:
         return self.state in ("checking", "running")
 
 
-def token_of(key: bytes, order: Order, found: Found, by: str, made_ms: int) -> str:
+def token_of(key: bytes, order: Order, effects: Effects, by: str, created_ms: int) -> str:
     """Return the token of a plan with this content."""
-    content = json.dumps([asdict(order), asdict(found), by, made_ms], sort_keys=True)
+    content = json.dumps([asdict(order), asdict(effects), by, created_ms], sort_keys=True)
     return hmac.new(key, content.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
-def differs(planned: Found, now: Found) -> str:
+def differs(planned: Effects, now: Effects) -> str:
     """Return what has changed too far since a plan was made; "" when it may run."""
     if now.blocked:
         return now.blocked
@@ -160,10 +160,10 @@ def _counts(lines: Iterable[Line]) -> Mapping[str, int]:
 # Looks.
 
 
-def parked_found(order: Order, told: ParkedCounts) -> Found:
+def parked_effects(order: Order, counts: ParkedCounts) -> Effects:
     """Return what a redrive or a drop would touch."""
     lines = []
-    for each in told.counts:
+    for each in counts.counts:
         reasons = list(each.reasons.items())
         note = "; ".join(
             f"{n:,} times {why[:TEXT_CHARS_MAX]}" for why, n in reasons[:REASONS_SHOWN]
@@ -179,18 +179,18 @@ def parked_found(order: Order, told: ParkedCounts) -> Found:
         keeps.append("Parked messages with another reason stay parked.")
     if order.broker:
         keeps.append("Parked messages on other brokers stay.")
-    return Found(
+    return Effects(
         tuple(lines),
-        tuple(f"{broker} answers" for broker in told.looked),
+        tuple(f"{broker} answers" for broker in counts.looked),
         tuple(keeps),
-        _faults(told.faults),
+        _faults(counts.faults),
         "" if any(line.count for line in lines) else "no parked message matches",
     )
 
 
-def waiting_found(order: Order, told: SubscriptionCounts) -> Found:
+def waiting_effects(order: Order, subscriptions: SubscriptionCounts) -> Effects:
     """Return what a purge or a deletion would touch."""
-    counts = [each for each in told.counts if each.name == order.about]
+    counts = [each for each in subscriptions.counts if each.name == order.about]
     lines, facts = [], []
     for each in counts:
         owed = "an unknown number" if each.unacked is None else f"{each.unacked:,}"
@@ -211,15 +211,15 @@ def waiting_found(order: Order, told: SubscriptionCounts) -> Found:
             "A broker that is away deletes it when it is back, before it takes publishes.",
         )
     blocked = "" if counts else "no broker that answers has it"
-    return Found(tuple(lines), tuple(facts), keeps, _faults(told.unanswered), blocked)
+    return Effects(tuple(lines), tuple(facts), keeps, _faults(subscriptions.unanswered), blocked)
 
 
-def broker_found(order: Order, board: Board) -> Found:
+def broker_effects(order: Order, board: Board) -> Effects:
     """Return what a drain, or the end of it, would touch."""
     seen = board.view.bus.find(order.about)
     answer = seen.answer if seen else None
     if seen is None or answer is None:
-        return Found((), blocked="its agent does not answer: give the order to HAProxy by hand")
+        return Effects((), blocked="its agent does not answer: give the order to HAProxy by hand")
     others = [
         name
         for name, each in board.view.bus.answers.items()
@@ -243,10 +243,10 @@ def broker_found(order: Order, board: Board) -> Found:
         keeps = ("A drain ordered by the consumer list or a playbook goes on.",)
         blocked = "" if is_draining else "it is not drained"
     facts = (f"{order.about} is {'drained' if is_draining else 'not drained'}",)
-    return Found((line,), facts, keeps, (), blocked)
+    return Effects((line,), facts, keeps, (), blocked)
 
 
-def names_found(names: Iterable[str], known: Iterable[str], brokers: Iterable[str]) -> Found:
+def declared_effects(names: Iterable[str], known: Iterable[str], brokers: Iterable[str]) -> Effects:
     """Return what a declaration would make."""
     there = set(known)
     facts = [f"{name} {'is there' if name in there else 'is not there'}" for name in names]
@@ -254,8 +254,8 @@ def names_found(names: Iterable[str], known: Iterable[str], brokers: Iterable[st
     lines = tuple(Line(broker, None, None, f"makes {', '.join(new)}") for broker in brokers)
     keeps = ("What exists stays as it is, with its messages and options.",)
     blocked = "" if new else "all of it exists"
-    return Found(lines if new else (), tuple(facts), keeps, (), blocked)
+    return Effects(lines if new else (), tuple(facts), keeps, (), blocked)
 
 
-def _faults(told: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(f"{where}: {why}"[:TEXT_CHARS_MAX] for where, why in told.items())
+def _faults(faults: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"{where}: {why}"[:TEXT_CHARS_MAX] for where, why in faults.items())

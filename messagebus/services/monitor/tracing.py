@@ -22,7 +22,7 @@ class Tracing:
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     async def find(
-        self, id: str, seen: Bus, who: Principal, *, topic: str = "", ago_s: int = 0
+        self, id: str, bus: Bus, who: Principal, *, topic: str = "", ago_s: int = 0
     ) -> Trace:
         """Look for a message. The error of its handler is for readers.
 
@@ -36,10 +36,10 @@ class Tracing:
                 id,
                 recording=self._recording,
                 topic=topic,
-                published_ms=seen.at_ms - ago_s * 1_000 if ago_s else None,
+                published_ms=bus.at_ms - ago_s * 1_000 if ago_s else None,
             )
         if who.role < Role.READER:
             parked = tuple(replace(each, exception="") for each in found.parked)
-            told = tuple({**row, "error": ""} for row in found.told)
-            found = replace(found, parked=parked, told=told)
-        return trace(found, seen)
+            trail = tuple({**row, "error": ""} for row in found.trail)
+            found = replace(found, parked=parked, trail=trail)
+        return trace(found, bus)

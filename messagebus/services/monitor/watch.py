@@ -131,21 +131,21 @@ class Watch:
             self.number += 1
             self._news.notify_all()
 
-    def _remember(self, made: Board) -> None:
-        view, at_s = made.view, made.view.now_ms / MS_PER_S
+    def _remember(self, board: Board) -> None:
+        view, at_s = board.view, board.view.now_ms / MS_PER_S
         if view.fault:
             return
-        for name, source in made.sources.items():
+        for name, source in board.sources.items():
             if source.answering:
                 self.history.put(f"source:{name}", at_s, course_of(source))
-        for broker, sums in made.brokers.items():
+        for broker, sums in board.brokers.items():
             rates = view.through.get(broker)
             moving = (rates.came, rates.left) if rates else (None, None)
             self.history.put(f"broker:{broker}", at_s, (sums.oldest_s, sums.waiting, *moving))
         if view.bus.answers:
-            oldest_s = (made.worst.oldest_s or 0.0) if made.worst else 0.0
-            flows = made.published, made.handled
-            figures = known(oldest_s, made.oldest_is_least), made.waiting, *flows
+            oldest_s = (board.worst.oldest_s or 0.0) if board.worst else 0.0
+            flows = board.published, board.handled
+            figures = known(oldest_s, board.oldest_is_least), board.waiting, *flows
             self.history.put(BUS, at_s, figures)
 
 

@@ -36,7 +36,13 @@ from messagebus.services.monitor import acting, api
 from messagebus.services.monitor.actions import Actions
 from messagebus.services.monitor.config import MonitorConfig
 from messagebus.services.monitor.guard import Guarded
-from messagebus.services.monitor.live import QUERY_CHARS_MAX, Asked, asked_for, named, settings
+from messagebus.services.monitor.live import (
+    QUERY_CHARS_MAX,
+    PageRequest,
+    named,
+    page_request,
+    settings,
+)
 from messagebus.services.monitor.pages import matrix, shared, traced
 from messagebus.services.monitor.parked import ParkedReader
 from messagebus.services.monitor.parts import (
@@ -135,15 +141,17 @@ class Monitor:
         )
         return Guarded(made, lambda: Guard(url=self.config.url, is_open=not self.config.has_logins))
 
-    def take(self, found: MonitorConfig) -> str:
+    def take(self, settings: MonitorConfig) -> str:
         """Take the people, tokens and proxy of other settings; sessions of those who are gone end.
 
         Returns what it did not take, and why; "" when it took all. All other settings want a restart.
         """
-        if self.config.has_logins and not found.has_logins:
+        if self.config.has_logins and not settings.has_logins:
             return "people kept: opening the page to everybody requires a restart"
-        mine = replace(self.config, people=found.people, tokens=found.tokens, proxy=found.proxy)
-        left = "" if mine == replace(found, listen=mine.listen) else LEFT
+        mine = replace(
+            self.config, people=settings.people, tokens=settings.tokens, proxy=settings.proxy
+        )
+        left = "" if mine == replace(settings, listen=mine.listen) else LEFT
         self.config = mine
         self.logins.change(mine.people, mine.tokens, mine.proxy)
         return left
@@ -246,10 +254,10 @@ class Monitor:
             **shared.chrome(self.watch.board, settings(self)),
         }
 
-    def page(self, request: Request, of: str, asked: Asked) -> Response:
+    def page(self, request: Request, of: str, wanted: PageRequest) -> Response:
         """Return a live page whole."""
-        self._seen(asked)
-        shown, who = asked.values(), asked.who
+        self._request_observation(wanted)
+        shown, who = wanted.values(), wanted.who
         if shown is None:
             return self.tell(
                 request,
@@ -260,41 +268,41 @@ class Monitor:
             )
         # Parts are the same for all with one role; the bar has a name and a token in it. Where nobody looks
         # at this page yet it is rendered once, not a second time for those who will.
-        feed = self._feed(of, asked)
+        feed = self._feed(of, wanted)
         known = feed.newest(self.watch.number)
         values = {
             **self._common(request, who),
             **shown,
-            **{"is_live": True, "of": of, "here": asked.page.here},
+            **{"is_live": True, "of": of, "here": wanted.page.here},
             "version": known.version if known else UNKNOWN_VERSION,
         }
-        made = self._renderer.render(asked.page.template, values)
+        made = self._renderer.render(wanted.page.template, values)
         if known is None:
             feed.keep(made)
         return _html(
             made.html.replace(AT_VERSION.format(UNKNOWN_VERSION), AT_VERSION.format(made.version))
         )
 
-    def _feed(self, of: str, asked: Asked) -> Feed:
+    def _feed(self, of: str, wanted: PageRequest) -> Feed:
         def make() -> Rendering:
             values = {
                 **shared.chrome(self.watch.board, settings(self)),
-                **(asked.values() or asked_for(self, "/", asked.who).values() or {}),
+                **(wanted.values() or page_request(self, "/", wanted.who).values() or {}),
                 **{"is_live": True, "of": of, "who": NOBODY, "nav": NAV, "version": ""},
                 **{"kinds": KINDS, "actions_off": ""},
             }
-            return self._renderer.render(asked.page.template, values)
+            return self._renderer.render(wanted.page.template, values)
 
-        return self._feeds.of((of, asked.who.role.name), make)
+        return self._feeds.of((of, wanted.who.role.name), make)
 
-    def _seen(self, asked: Asked) -> None:
-        self.watch.looking(asked.names(), all_clients=asked.page.all_clients)
+    def _request_observation(self, wanted: PageRequest) -> None:
+        self.watch.looking(wanted.names(), all_clients=wanted.page.all_clients)
 
     async def parts(self, request: Request, who: Principal) -> Response:
         """Return what changed of a page since a version."""
         of = request.query_params.get("of", "/")[:QUERY_CHARS_MAX]
-        asked = asked_for(self, of, who)
-        self._seen(asked)
+        asked = page_request(self, of, who)
+        self._request_observation(asked)
         since = request.query_params.get("since", "")
         body = self._feed(of, asked).since(since, self.watch.number, wall_ms())
         return Response(body, media_type="application/json")
@@ -316,13 +324,13 @@ class Monitor:
     async def _events(
         self, request: Request, who: Principal, of: str, version: str, browser: str
     ) -> AsyncIterator[bytes]:
-        asked = asked_for(self, of, who)
+        asked = page_request(self, of, who)
         self._streams[browser] += 1
         feed, number = self._feed(of, asked), -1
         try:
             yield b"retry: 2000\n\n"
             while self.who(request).role >= who.role:
-                self._seen(asked)
+                self._request_observation(asked)
                 if self.watch.number != number:
                     number = self.watch.number
                     body = feed.since(version, number, wall_ms())
@@ -347,7 +355,7 @@ async def _live(monitor: Monitor, request: Request, who: Principal) -> Response:
     of = path + (f"?{request.url.query}" if request.url.query else "")
     if request.query_params.get("parked") and (name := named(path)[1]):
         await monitor.parked.read(name, who)
-    return monitor.page(request, of[:QUERY_CHARS_MAX], asked_for(monitor, of, who))
+    return monitor.page(request, of[:QUERY_CHARS_MAX], page_request(monitor, of, who))
 
 
 async def _series(monitor: Monitor, request: Request, who: Principal) -> Response:

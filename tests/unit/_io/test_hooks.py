@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus._io.hooks import TOLD_EVERY, HookChain, hook_chain, with_id
+from messagebus._io.hooks import LOGGED_EVERY, HookChain, hook_chain, with_id
 from messagebus._io.publish.targets import Targets
 from messagebus.bodies import BINARY
 from messagebus.core.deliveries import Receipt
@@ -230,10 +230,10 @@ def test_a_hook_that_returns_no_message_harms_neither_the_message_nor_the_others
 def test_failures_are_told_again_after_many(caplog: pytest.LogCaptureFixture) -> None:
     chain = HookChain([Failing()])
     with caplog.at_level(logging.WARNING, "messagebus.hooks"):
-        for _ in range(TOLD_EVERY + 1):
+        for _ in range(LOGGED_EVERY + 1):
             chain.handled(DELIVERY, "ack", None)
     assert len(caplog.records) == 2
-    assert f"failures={TOLD_EVERY + 1}" in caplog.records[1].getMessage()
+    assert f"failures={LOGGED_EVERY + 1}" in caplog.records[1].getMessage()
 
 
 def test_a_handlers_error_reaches_every_hook_and_then_the_runner() -> None:

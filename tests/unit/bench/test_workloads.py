@@ -32,7 +32,7 @@ def result_of_line(profile: Profile, p50: float) -> dict[str, Any]:
 
 def test_percentiles_that_the_count_does_not_support_are_dashes() -> None:
     profile = profile_of("latency-256")
-    told = tables.MATRIX.told({"latency-256": result_of_line(profile, 5.0)})
+    told = tables.MATRIX.summary({"latency-256": result_of_line(profile, 5.0)})
     head, corrected, uncorrected, *_ = told.lines()
     assert corrected.split()[1] == "corrected"
     assert uncorrected.split()[1] == "uncorrected"
@@ -60,14 +60,14 @@ def test_repetitions_are_whole_rounds_and_figures_their_medians() -> None:
     runs["latency-256-2"]["faults"] = ["its pacer was the bottleneck"]
     p50 = {each.id: each for each in tables.MATRIX.figures(runs, "again")}
     assert p50["measure.latency_matrix.256.confirm_p50_ms"].samples == (0.0,)
-    assert len(tables.MATRIX.told(runs).rows) == 3 * len(tables.MATRIX_PROFILES)
+    assert len(tables.MATRIX.summary(runs).rows) == 3 * len(tables.MATRIX_PROFILES)
 
 
 def test_a_cost_that_is_not_known_is_a_dash() -> None:
     profile = profile_of("fan-in")
     killed = result_of_line(dataclasses.replace(profile, system=System(brokers=4)), 1.0)
     del killed["brokers"]["mb0"]
-    (row,) = tables.FAN_IN.told({"4-brokers": killed | {"clients": []}}).rows
+    (row,) = tables.FAN_IN.summary({"4-brokers": killed | {"clients": []}}).rows
     assert list(row[:4]) == ["4", "100", NONE, NONE]
 
 
@@ -103,7 +103,7 @@ def result_of_arm(profile: Profile, *, measure: str = "confirm") -> dict[str, An
 
 def test_every_line_says_what_is_on_disk_and_what_a_confirm_means() -> None:
     found = {step.name: result_of_arm(step.profile) for step in arms()}
-    head, *told = tables.PEERS.told(found).lines(200)
+    head, *told = tables.PEERS.summary(found).lines(200)
     assert "on disk at confirm" in head
     kafka = [line.split() for line in told if line.split()[:2] == ["kafka", "1"]]
     assert [(line[2], line[3]) for line in kafka] == [("yes", "1,234"), ("no", "1,234")]
@@ -112,7 +112,7 @@ def test_every_line_says_what_is_on_disk_and_what_a_confirm_means() -> None:
 
 def test_what_was_not_run_or_is_not_measured_is_a_dash_or_no_line() -> None:
     java = next(each for each in arms() if each.name == "perf-test-1-fsync-paced")
-    told = tables.PEERS.told({java.name: result_of_arm(java.profile, measure="service")})
+    told = tables.PEERS.summary({java.name: result_of_arm(java.profile, measure="service")})
     _head, line, *_ = told.lines(200)
     assert line.split() == ["perf-test", "1", "yes", *[NONE] * 4, "1.5", "20", NONE, NONE]
 
@@ -125,7 +125,7 @@ def test_repetitions_of_all_systems_are_whole_rounds_too() -> None:
     assert figures["measure.peers.kafka_1_fsync.rate"].samples == (1234.0, 1234.0, 1.0)
     assert figures["measure.peers.kafka_1_fsync.rate"].value == 1234.0
     once = {step.name: result_of_arm(step.profile) for step in arms()}
-    assert len(tables.PEERS.told(found).rows) == len(tables.PEERS.told(once).rows)
+    assert len(tables.PEERS.summary(found).rows) == len(tables.PEERS.summary(once).rows)
 
 
 BASE = profile_of("seed-s1")
@@ -178,7 +178,7 @@ def test_ratios_are_of_standalone_over_native_within_each_repetition() -> None:
 
 def test_what_is_told_has_the_predecessors_number_beside() -> None:
     found = results_of_seed(2, profile_of("seed-s2"))
-    text = "\n".join(predecessor.told("seed-s2", found).lines())
+    text = "\n".join(predecessor.summary("seed-s2", found).lines())
     assert "1.97" in text
     assert "delivered" in text
 
@@ -268,15 +268,15 @@ def test_a_system_that_takes_nothing_ends_the_search(first: float) -> None:
     search = Knee(first=first, top=10_000)
     searched(search, 0)
     assert search.held == 0
-    assert search.told(20) == "no rate holds with p99 within 20 ms"
+    assert search.answer(20) == "no rate holds with p99 within 20 ms"
 
 
 def test_a_knee_that_is_the_clients_is_told_as_such() -> None:
     theirs, ours = Knee(first=100, top=1000), Knee(first=100, top=1000)
     searched(theirs, 150)
     searched(ours, 150, "publisher-0 used 99% of a core: the client was the bottleneck")
-    assert theirs.told(20).startswith("knee: 1")
-    assert ours.told(20).startswith("knee of the client, not of the system: 1")
+    assert theirs.answer(20).startswith("knee: 1")
+    assert ours.answer(20).startswith("knee of the client, not of the system: 1")
 
 
 @pytest.mark.parametrize(

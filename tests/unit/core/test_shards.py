@@ -36,10 +36,10 @@ def leases(ours: int, *, free: int = 0, left_ms: int = LEASE_MS) -> list[Lease]:
 def test_alone_it_takes_every_shard() -> None:
     made = Shares(LEASE_MS, first=5)
     assert asking(made, 0) == Ask((), ())
-    made.seen(leases(0, free=16), 1, 0)
+    made.leased(leases(0, free=16), 1, 0)
     assert sorted(asking(made, 0).take) == list(range(SHARDS))
     assert asking(made, 0).take[0] == 5
-    made.seen(leases(16), 1, 0)
+    made.leased(leases(16), 1, 0)
     assert made.owned == SHARDS
     assert made.ask(LEASE_MS // 3 - 1, quiet) is None
     assert asking(made, LEASE_MS // 3) == Ask((), ())
@@ -47,34 +47,34 @@ def test_alone_it_takes_every_shard() -> None:
 
 def test_it_believes_in_a_lease_from_when_it_asked_and_not_to_its_end() -> None:
     made = Shares(LEASE_MS)
-    made.seen(leases(1), 1, 1_000)
+    made.leased(leases(1), 1, 1_000)
     assert made.until_ms() == {0: 1_000 + LEASE_MS - LEASE_MS // 5}
 
 
 def test_it_takes_no_more_than_its_share() -> None:
     made = Shares(LEASE_MS)
-    made.seen(leases(4, free=12), 3, 0)
+    made.leased(leases(4, free=12), 3, 0)
     assert asking(made, 0).take == (4, 5)
 
 
 def test_it_lets_go_what_is_above_its_share_when_nothing_of_it_is_on_its_way() -> None:
     made = Shares(LEASE_MS)
-    made.seen(leases(16), 2, 0)
+    made.leased(leases(16), 2, 0)
     assert sorted(made.until_ms()) == list(range(8)), "nothing is sent there any more"
     assert made.ask(1, lambda _: False) is None
     assert asking(made, 1, lambda shard: shard == 9) == Ask((), (9,))
-    made.seen(leases(8), 2, 2)
+    made.leased(leases(8), 2, 2)
     assert made.owned == 8
     assert made.ask(3, quiet) is None
 
 
 def test_a_stop_lets_all_go_and_takes_none() -> None:
     made = Shares(LEASE_MS)
-    made.seen(leases(4, free=12), 1, 0)
+    made.leased(leases(4, free=12), 1, 0)
     made.stop()
     assert made.until_ms() == {}
     assert asking(made, 0) == Ask((), (0, 1, 2, 3))
-    made.seen(leases(0, free=16), 1, 0)
+    made.leased(leases(0, free=16), 1, 0)
     assert asking(made, LEASE_MS) == Ask((), ())
 
 
@@ -133,7 +133,7 @@ def test_no_shard_has_two_relays_and_in_the_end_all_have_equal_shares(
         if lost:
             made.unseen(world.now_ms, 100)
         else:
-            made.seen(answer, living, asked_ms)
+            made.leased(answer, living, asked_ms)
 
     def check() -> None:
         owners: dict[int, int] = {}

@@ -305,7 +305,7 @@ async def test_64_agents_with_500_subscriptions_each_are_one_bus() -> None:
         fleet.step()
         if not turn:
             fleet.answers[gone] = hangs
-    assert told.told == f"on 63 of 64 brokers, without {gone}"
+    assert told.coverage == f"on 63 of 64 brokers, without {gone}"
     await asker.close()
 
 

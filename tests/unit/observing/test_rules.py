@@ -301,12 +301,12 @@ def test_an_answer_that_is_missing_ends_no_case_and_begins_none(of: tuple[str, .
     assert names(attention.noticed) == ["MessagesParked"]
     for at_s in range(470, 600, 10):
         raised = attention.step(later(silent, at_s * 1000))
-    kept = [(e.rule.name, e.is_seen) for e in raised if e.rule.name != "AgentDown"]
+    kept = [(e.rule.name, e.is_present) for e in raised if e.rule.name != "AgentDown"]
     assert kept == [("OldestMessageGrowsOlder", False)]
     assert raised[0].since_ms < NOW_MS + 200_000
     for at_s in range(600, 900, 10):
         raised = attention.step(later(told, at_s * 1000))
-        assert [(e.rule.name, e.is_seen) for e in raised] == [("OldestMessageGrowsOlder", True)]
+        assert [(e.rule.name, e.is_present) for e in raised] == [("OldestMessageGrowsOlder", True)]
     assert names(attention.step(later(told, 900_000))) == [
         "OldestMessageGrowsOlder",
         "MessagesParked",
@@ -453,7 +453,7 @@ def test_a_trail_tells_what_clients_did_and_each_line_says_who_told_it() -> None
         {"message_id": ID, "name": "orders/billing", "what": "handled: retry", "client": "bill-1",
          "error": "KeyError: x", "attempt": 2, "agent": "mb1:5672", "at_ms": NOW_MS - 500_000},
     ]  # fmt: skip
-    told = trace(Evidence(id=ID, told=rows), waiting(9, oldest_at_ms=NOW_MS - 60_000))
+    told = trace(Evidence(id=ID, trail=rows), waiting(9, oldest_at_ms=NOW_MS - 60_000))
     lines = {each.verdict: each for each in told.lines if each.known.startswith("that client")}
     assert lines["published"].text == "published: confirmed, by shop-1"
     assert lines["delivered"].text == "handled: retry, run 2, by bill-1: KeyError: x"
@@ -462,13 +462,13 @@ def test_a_trail_tells_what_clients_did_and_each_line_says_who_told_it() -> None
         told.answer == "It does not wait anywhere that answers."
     )  # by the time that the trail tells
     done = [{**rows[1], "what": "handled: ack"}]
-    assert trace(Evidence(id=ID, told=done), waiting(0)).answer == "Finished in orders/billing."
+    assert trace(Evidence(id=ID, trail=done), waiting(0)).answer == "Finished in orders/billing."
 
 
 def test_what_no_broker_took_is_told_by_its_publisher() -> None:
     row = {"message_id": ID, "name": "orders", "what": "published: unroutable", "client": "shop-1",
            "at_ms": NOW_MS - 9_000}  # fmt: skip
-    told = trace(Evidence(id=ID, told=[row]), waiting(0))
+    told = trace(Evidence(id=ID, trail=[row]), waiting(0))
     assert told.answer == "Its publisher shop-1 was told: unroutable."
 
 

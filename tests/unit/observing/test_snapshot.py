@@ -356,7 +356,7 @@ def test_a_sum_is_of_exactly_the_brokers_that_are_counted(
         assert len(found.unconsumed) == sum(not c for _, _, c, _, _ in good)
     everything = total(observed)
     assert everything.ready == sum(each.ready for each in by_name.values())
-    assert bool(everything.told) == bool(uncounted(observed))
+    assert bool(everything.coverage) == bool(uncounted(observed))
 
 
 def test_a_sum_says_what_it_is_of() -> None:
@@ -367,7 +367,7 @@ def test_a_sum_says_what_it_is_of() -> None:
     )
     found = total(observed)
     assert (found.waiting, found.oldest_ms, found.oldest_on) == (3, 500, "mb1:5672")
-    assert found.told == "on 1 of 3 brokers, without mb2:5672, mb3:5672"
+    assert found.coverage == "on 1 of 3 brokers, without mb2:5672, mb3:5672"
     assert found.without["mb3:5672"] == "timed out"
 
 
@@ -376,7 +376,7 @@ def test_what_only_silent_brokers_had_is_named_and_not_counted() -> None:
         seen("mb1:5672"), seen("mb2:5672", row("orders/audit", ready=5), fault="timed out")
     )
     assert totals(observed)["orders/audit"].ready == 0
-    assert totals(observed)["orders/audit"].told
+    assert totals(observed)["orders/audit"].coverage
     assert totals(observed)["orders/audit"].oldest_ms is None
 
 

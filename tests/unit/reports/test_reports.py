@@ -124,7 +124,7 @@ def test_the_largest_stand_beside_the_mean_of_all() -> None:
     loads = [(f"key-{n}", 100.0 - n) for n in range(BARS_MAX + 5)]
     bars = against_mean(loads, "messages", mean=10.0, total=1000.0, count=300)
     assert len(bars.bars) == BARS_MAX
-    assert bars.bars[0].told == "100 (10.0%)"
+    assert bars.bars[0].text == "100 (10.0%)"
     assert bars.note == "Upright line: the mean, 10 messages. The 20 largest of 300."
     assert bars.legend == []
 

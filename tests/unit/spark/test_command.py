@@ -134,12 +134,12 @@ def test_a_run_of_one_message_has_its_numbers_and_no_percentile_that_one_cannot_
     run = run_in(session, tmp_path)
     audited = audit.measure(run)
     assert audited.page.faults == ()
-    assert audited.found["verdicts"]["ok"] == 1
+    assert audited.measured["verdicts"]["ok"] == 1
     answer = latency.measure(run)
     assert answer.page.faults == ()
     (row,) = [
         row
-        for row in answer.found["percentiles"]
+        for row in answer.measured["percentiles"]
         if (row["measure"], row["scope"]) == ("confirm_from_intended", "all")
     ]
     assert row["total"] == 1
@@ -153,7 +153,7 @@ def test_a_run_that_was_killed_is_reported_and_does_not_hold(
     path = tmp_path / "run" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"complete": False, "end_ns": None}))
     run = run_in(session, tmp_path)
-    assert audit.measure(run).found["verdicts"]["ok"] == 40
+    assert audit.measure(run).measured["verdicts"]["ok"] == 40
     assert bad_faults(run.ingested, 0)[0].startswith("the run did not end in order")
 
 

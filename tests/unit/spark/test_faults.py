@@ -263,7 +263,7 @@ def test_the_rate_is_told_of_the_load_and_of_the_run_that_waits_behind_it(ask: A
     told = ask("throughput", "rare")
     assert "0.000694/s over the run of 86,400 s" in told.first
     assert " 0/s" not in told.said
-    assert told.found["load_s"] == pytest.approx(29.505)
+    assert told.measured["load_s"] == pytest.approx(29.505)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -288,7 +288,7 @@ def test_rows_that_are_missing_on_both_sides_are_holes_in_numbers(ask: Asked, sh
     for job in ("throughput", "audit", "failover") if share == 1 else ("throughput",):
         told = ask(job, made.name)
         assert told.code == 7
-        faults = "; ".join(told.found["faults"])
+        faults = "; ".join(told.measured["faults"])
         assert f"10 {FAULTS['missing']}: 10 of p1" in faults
         assert "published-p1-0002.ndjson" in faults
         assert "delivered-c1-0002.ndjson" in faults
@@ -309,7 +309,7 @@ def test_a_clock_that_is_off_is_told_and_no_wait_is_cut_to_nothing(ask: Asked, o
     assert (told.code, late.code) == ((0, 0) if off_s > 0 else (7, 7))
     if off_s < 0:
         assert "20 messages came before the sending: clocks differ by 4.99 s" in told.said
-        assert [row["age_ms"] for row in told.found["drains"]] == [None]
+        assert [row["age_ms"] for row in told.measured["drains"]] == [None]
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +327,7 @@ def test_every_page_and_exit_code_notices_an_outage_and_what_the_record_leaves_o
 ) -> None:
     told = there(job, "faulty")
     assert told.code == 7
-    faults = "; ".join(told.found["faults"])
+    faults = "; ".join(told.measured["faults"])
     for text in (
         "60 of 122 published without a confirm (60 unknown)",
         "the longest silence of a publisher lasted 30.0",
@@ -352,21 +352,21 @@ def test_every_page_and_exit_code_notices_an_outage_and_what_the_record_leaves_o
     elif job == "latency":
         assert "until the confirm; 60 of 122 publishes have none" in told.first
         # In between there is no line.
-        assert {row["window"] for row in told.found["timeline"]} == {*range(10), *range(40, 60)}
+        assert {row["window"] for row in told.measured["timeline"]} == {*range(10), *range(40, 60)}
     elif job == "throughput":
         assert "1.03/s over the run of 60 s were confirmed" in told.first
         assert "about 10.3/s of all messages" in told.said
     elif job == "audit":
         assert "The promise does not hold" in told.first
     elif job == "imbalance":
-        assert told.found["judged"]["brokers, messages confirmed"]["count"] == 2
+        assert told.measured["judged"]["brokers, messages confirmed"]["count"] == 2
 
 
 @pytest.mark.parametrize("run", ["base", "faulty"])
 def test_a_run_is_as_good_as_itself(there: Asked, run: str) -> None:
     told = there("compare", "", run, run, "--worse-max", "0")
-    assert (told.code, told.found["faults"]) == (0, [])
-    assert {row["ratio"] for row in told.found["rows"] if row["a"]} == {1.0}
+    assert (told.code, told.measured["faults"]) == (0, [])
+    assert {row["ratio"] for row in told.measured["rows"] if row["a"]} == {1.0}
     assert "The second is not worse." in told.text
 
 
@@ -465,7 +465,7 @@ def test_every_page_that_knows_of_deliveries_notices_what_never_came(
     told = judged(job, "strict", "--allow", "unconfirmed")
     assert told.code == 7
     for fault in faults:
-        assert fault in "; ".join(told.found["faults"])
+        assert fault in "; ".join(told.measured["faults"])
         assert fault in told.html
 
 
@@ -477,7 +477,7 @@ def test_pages_that_only_count_notice_what_never_came(there: Asked, job: str) ->
     made.publish(6)
     there.read(made)
     told = there(job, "gone", "--allow", "lost")
-    assert (told.code, told.found["faults"]) == (0, [])
+    assert (told.code, told.measured["faults"]) == (0, [])
     assert f"Allowed: at least 1 {FAULTS['lost']}" in told.first
 
 
@@ -486,16 +486,16 @@ def test_both_audits_are_as_strict_as_their_words_and_allow_by_name(judged: Aske
     wanted = {f"{count:,} {FAULTS[name]}" for name, count in STRICT.items()}
     allow = [word for name in (*STRICT, "unconfirmed", "clocks") for word in ("--allow", name)]
     told = ask("audit", "strict", *allow)
-    assert (told.code, told.found["faults"]) == (0, [])
+    assert (told.code, told.measured["faults"]) == (0, [])
     assert all(fault in told.first for fault in wanted)
     # All but one: what is allowed was found, and the one is enough.
     told = ask("report", "strict", *allow[2:])
-    assert (told.code, told.found["faults"]) == (7, [f"10 {FAULTS['unexplained']}"])
+    assert (told.code, told.measured["faults"]) == (7, [f"10 {FAULTS['unexplained']}"])
     assert "The promise does not hold." in told.first
-    assert all(fault in told.first for fault in wanted - set(told.found["faults"]))
+    assert all(fault in told.first for fault in wanted - set(told.measured["faults"]))
     compared = ask("compare", "", "base", "strict")
     assert {f"{name}: {count} after 0" for name, count in STRICT.items()} <= set(
-        compared.found["faults"]
+        compared.measured["faults"]
     )
     assert ask.counts("strict") == ask.counts_without_spark("strict")
 
@@ -506,7 +506,7 @@ def test_a_grace_longer_than_the_run_hides_nothing(ask: Asked) -> None:
         made.publish(number / 10)
     ask.read(made)
     told = ask("audit", "grace")
-    assert (told.code, told.found["faults"]) == (7, [f"90 {FAULTS['pending']}"])
+    assert (told.code, told.measured["faults"]) == (7, [f"90 {FAULTS['pending']}"])
     assert "Whether the promise holds was not shown" in told.first
 
 
@@ -524,7 +524,7 @@ def test_a_run_without_faults_holds_and_a_question_by_day_changes_no_answer_abou
         return ask("backlog", "week")
 
     before = whole()
-    assert (before.code, before.found["faults"]) == (0, [])
+    assert (before.code, before.measured["faults"]) == (0, [])
     assert "Allowed" not in before.first
     for job, day, faults in (
         ("latency", "2026-11-18", []),
@@ -532,9 +532,9 @@ def test_a_run_without_faults_holds_and_a_question_by_day_changes_no_answer_abou
         ("audit", "2026-11-21", ["nothing was published"]),
     ):
         told = ask(job, "week", "--date", day)
-        assert (told.code, told.found["faults"]) == (7 if faults else 0, faults)
+        assert (told.code, told.measured["faults"]) == (7 if faults else 0, faults)
         assert "Allowed" not in told.first
-    assert whole().found == before.found
+    assert whole().measured == before.measured
 
 
 def test_clocks_that_differ_by_more_than_a_latency_bears_leave_no_figure(ask: Asked) -> None:
@@ -549,10 +549,10 @@ def test_clocks_that_differ_by_more_than_a_latency_bears_leave_no_figure(ask: As
     told = {run: ask("latency", run) for run in ("skewed", "doubtful")}
     for each in told.values():
         assert each.code == 7
-        assert "end to end: intended to received is not given" in "; ".join(each.found["faults"])
+        assert "end to end: intended to received is not given" in "; ".join(each.measured["faults"])
     (row,) = [
         row
-        for row in told["skewed"].found["percentiles"]
+        for row in told["skewed"].measured["percentiles"]
         if (row["measure"], row["scope"]) == ("received_from_intended", "all")
     ]
     # Those below zero are ranked, not left out: the median of 0 to 10 ms lies 4 ms below zero.
@@ -571,13 +571,13 @@ def test_what_never_comes_waits_to_the_end_and_no_broker_is_forgiven(ask: Asked)
     told = ask("backlog", "stuck")
     assert told.code == 7
     assert "mb1, orders/billing: not empty at the end: 50 were never taken out" in told.said
-    longest = max(row["age_ms"] for row in told.found["drains"])
+    longest = max(row["age_ms"] for row in told.measured["drains"])
     assert longest == pytest.approx(59_995)
-    assert max(row["at"] for row in told.found["timeline"]) == 59
+    assert max(row["at"] for row in told.measured["timeline"]) == 59
     balance = ask("imbalance", "stuck")
     assert "the busiest broker took 1.49 times the mean" in balance.first
     assert "1 confirmed by a broker that is not in the manifest: mb9" in balance.text
     ask.read(steady("unlisted", 10, brokers=[]))
     balance = ask("imbalance", "unlisted")
-    assert (balance.code, balance.found["faults"]) == (0, [])
+    assert (balance.code, balance.measured["faults"]) == (0, [])
     assert "the busiest broker took 1.00 times the mean" in balance.first

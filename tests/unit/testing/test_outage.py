@@ -19,7 +19,7 @@ from messagebus import (
 from messagebus._io import wire
 from messagebus._io.amqp.link import Link
 from messagebus._io.publish import dialing
-from messagebus._io.wire import OUTAGE_TOLD_EVERY_MS, Outage
+from messagebus._io.wire import OUTAGE_LOGGED_EVERY_MS, Outage
 from messagebus.clock import LogLimit
 from messagebus.errors import ChannelRefused
 from messagebus.testing import MemoryBus, links
@@ -79,13 +79,13 @@ def test_a_broker_that_lacks_a_queue_in_the_making_is_no_outage(
     outage = Outage(log)
     absent = ChannelRefused("b1", 404, "no queue")
     outage.dial_failed("b1", absent)
-    clock[0] += wire.ABSENT_TOLD_AFTER_MS - 1
+    clock[0] += wire.ABSENT_LOGGED_AFTER_MS - 1
     outage.dial_failed("b1", absent)
     outage.over("b1")
     assert caplog.messages == []
     for _ in range(2):
         outage.dial_failed("b1", absent)
-        clock[0] += wire.ABSENT_TOLD_AFTER_MS
+        clock[0] += wire.ABSENT_LOGGED_AFTER_MS
     assert [each.split("for_s=")[1] for each in caplog.messages] == [
         f"10 dials=2 reason='b1: 404 no queue' docs={absent.docs}"
     ]
@@ -131,7 +131,7 @@ def test_a_long_outage_is_told_once_a_minute(
     assert "after_s=130" in caplog.messages[-1]
     outage.dial_failed("b1", TimeoutError())
     assert caplog.messages[-1].endswith(f"for_s=0 dials=1 {why}")
-    assert OUTAGE_TOLD_EVERY_MS == 60_000
+    assert OUTAGE_LOGGED_EVERY_MS == 60_000
 
 
 async def test_a_publish_that_found_no_link_names_the_refused_login(

@@ -385,7 +385,7 @@ def test_failures_are_told_always_and_successes_by_their_share(agent: Agent) -> 
         unwaited = ended(Outcome.UNKNOWN, NO_CONFIRM)
         hook.published("orders", Message(body=b"x", message_id="id-1234"), unwaited)
         hook.close()
-        assert len(agent.rows) == hook.told == expected
+        assert len(agent.rows) == hook.reported == expected
     assert set(agent.asked) == {"/trail Basic"}
     assert agent.rows[0]["what"] == "published: unknown"
     assert "secret" not in str(agent.rows)
@@ -416,7 +416,7 @@ def test_rows_that_no_agent_takes_are_dropped_and_counted(agent: Agent, code: in
     hook = Trail(agent.bus, share=1.0)
     hook.published("orders", Message(body=b"x", message_id="id-1234"), ended(Outcome.CONFIRMED))
     hook.close()
-    assert (hook.told, hook.dropped) == (0, 1)
+    assert (hook.reported, hook.dropped) == (0, 1)
 
 
 def test_an_agent_that_is_away_holds_up_nobody(
@@ -432,7 +432,7 @@ def test_an_agent_that_is_away_holds_up_nobody(
     monkeypatch.undo()
     hook.published("orders", Message(body=b"x", message_id="id-1234"), ended(Outcome.CONFIRMED))
     hook.close()
-    assert (hook.told, hook.dropped) == (0, 151)
+    assert (hook.reported, hook.dropped) == (0, 151)
 
 
 def test_a_trail_without_agents_or_with_a_share_that_is_none_is_refused() -> None:

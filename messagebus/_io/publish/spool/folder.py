@@ -438,23 +438,23 @@ def _load_segment(store: Store, name: str, data: bytes, first: int, *, is_last: 
             else:
                 store.holes.append((name, found, data[found.at : found.at + found.size]))
             continue
-        store.index.found(segment, found.number, lane_of(found.place), found.ms)
+        store.index.load_record(segment, found.number, lane_of(found.place), found.ms)
         last = found.number
     return last
 
 
-def adopt(root: Path, bus: str, told: set[Path]) -> tuple[list[Store], int]:
+def adopt(root: Path, bus: str, logged: set[Path]) -> tuple[list[Store], int]:
     """Lock and load what processes that ended have left, oldest first. Puts aside what is damaged.
 
     A file that is no segment is renamed; damaged parts of a segment are copied into files of their own.
-    What is for another bus stays, and is logged once. told: the sub-folders for which that was done.
+    What is for another bus stays, and is logged once. logged: the sub-folders for which that was done.
     Returns the stores with messages, and the number of damaged places in all.
     """
     stores, damaged = [], 0
     for folder in _free_folders(root):
         try:
             if folder.bus not in ("", bus):
-                _leave(folder, bus, told)
+                _leave(folder, bus, logged)
                 continue
             store = load(folder)
             put_aside(store)
@@ -471,10 +471,10 @@ def adopt(root: Path, bus: str, told: set[Path]) -> tuple[list[Store], int]:
     return stores, damaged
 
 
-def _leave(folder: SpoolFolder, bus: str, told: set[Path]) -> None:
+def _leave(folder: SpoolFolder, bus: str, logged: set[Path]) -> None:
     """Leave a sub-folder to the publishers of its bus."""
-    if folder.path not in told:
-        told.add(folder.path)
+    if folder.path not in logged:
+        logged.add(folder.path)
         log.warning(
             "spool of another bus stays folder=%s its=%r ours=%r: a publisher of that bus sends it",
             folder.path,

@@ -160,12 +160,12 @@ class Keeper:
 
     # What is lost.
     def give_up(
-        self, store: Store, segment: Segment, seen: Mapping[str, Collection[int]], why: str
+        self, store: Store, segment: Segment, readable: Mapping[str, Collection[int]], why: str
     ) -> None:
-        """Give up what cannot be read of a segment, and log it. seen: lane -> numbers that can be read."""
+        """Give up what cannot be read of a segment, and log it. readable: lane -> the numbers that are."""
         following = [each.first for each in store.index.segments if each.first > segment.first]
         until = following[0] - 1 if following else store.index.last_number
-        lost = store.index.forget(segment, until, seen)
+        lost = store.index.forget(segment, until, readable)
         if not lost:
             return
         self.damaged += 1

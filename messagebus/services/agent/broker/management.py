@@ -243,18 +243,18 @@ def _load(queue: dict[str, Any]) -> Load:
     )
 
 
-def _attached(told: Any, owed: dict[str, Any], says: dict[str, Any]) -> Attached:
+def _attached(consumer: Any, owed: dict[str, Any], says: dict[str, Any]) -> Attached:
     """Read a consumer. owed: by channel, taken out by the first consumer of it. says: by connection."""
-    channel = told["channel_details"]
+    channel = consumer["channel_details"]
     unanswered, said = owed.pop(channel["name"], None), says.get(channel["connection_name"]) or {}
     version = " ".join(str(said.get(key) or "") for key in ("product", "version")).strip()
     return Attached(
-        queue=str(told["queue"]["name"]),
+        queue=str(consumer["queue"]["name"]),
         client=str(said.get("connection_name") or "")[:TEXT_MAX],
         peer=f"{channel['peer_host']}:{channel['peer_port']}",
-        prefetch=int(told["prefetch_count"]),
+        prefetch=int(consumer["prefetch_count"]),
         owed=unanswered if type(unanswered) is int else None,
-        active=told.get("active") is not False,
+        active=consumer.get("active") is not False,
         version=version.removeprefix("messagebus ")[:TEXT_MAX],
     )
 

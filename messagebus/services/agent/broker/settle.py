@@ -184,23 +184,23 @@ class Settler:
 
     async def queues_dead(self) -> list[str] | None:
         """Return our quorum queues and streams whose process is dead. None: it is not known."""
-        found = await self._asked(DEAD_QUEUES, NAMES)
+        found = await self._matched(DEAD_QUEUES, NAMES)
         return None if found is None else re.findall(r'"([^"]*)"', found[1])
 
     async def channels_passed(self) -> bool:
         """Wait until every channel has handed on what it routed before this call. False: it is not known."""
-        return await self._asked(PASS_CHANNELS, COUNTED) is not None
+        return await self._matched(PASS_CHANNELS, COUNTED) is not None
 
     async def messages_left(self, queues: Sequence[str]) -> dict[str, int]:
         """Return the exact number of messages in each of these queues; of a missing one 0. {}: not known."""
         names = ", ".join(f'<<"{queue}">>' for queue in queues)
-        found = await self._asked((LEFT % names).encode(), COUNTS)
+        found = await self._matched((LEFT % names).encode(), COUNTS)
         counts = (
             [] if found is None else [int(each) for each in found[1].split(",") if each.strip()]
         )
         return dict(zip(queues, counts, strict=True)) if len(counts) == len(queues) else {}
 
-    async def _asked(self, expression: bytes, wanted: re.Pattern[str]) -> re.Match[str] | None:
+    async def _matched(self, expression: bytes, wanted: re.Pattern[str]) -> re.Match[str] | None:
         if not self.erl_call:
             return None
         answer = await self._evaluated(expression)

@@ -227,7 +227,7 @@ class Topology:
             waiting = self._waiting[key] = asyncio.create_task(self._in_turn(key, asked, alive))
         return await asyncio.shield(waiting)
 
-    async def _in_turn(self, key: str, asked: Mapping[str, Options], alive: bool) -> Completion:
+    async def _in_turn(self, key: str, requested: Mapping[str, Options], alive: bool) -> Completion:
         try:
             async with asyncio.timeout(CHANGE_WAIT_S):
                 await self._changing.acquire()
@@ -236,59 +236,59 @@ class Topology:
         finally:
             del self._waiting[key]  # a later caller needs a newer state than this change reads
         try:
-            judged = await self._change(asked, alive)
+            judged = await self._change(requested, alive)
         finally:
             self._changing.release()
         self.changes += 1
         self.changes_incomplete += not judged.complete
         log.info(
             "changed wanted=%s alive=%s complete=%s missing=%s",
-            ",".join(asked),
+            ",".join(requested),
             alive,
             judged.complete,
             dict(judged.missing),
         )
         return judged
 
-    async def _change(self, asked: Mapping[str, Options], alive: bool) -> Completion:
+    async def _change(self, requested: Mapping[str, Options], alive: bool) -> Completion:
         above, created = 0, tuple[str, ...]()
         for _round in range(CHANGE_ROUNDS):
             current = self._lists.current
             if current is None:
                 raise NoMajority("no consumer list: the agents are unknown")
-            before, (judged, above) = above, await self._one_round(current, asked, alive, above)
+            before, (judged, above) = above, await self._one_round(current, requested, alive, above)
             created = created or judged.created
-            stands = self._stands(asked, alive) and above == before
+            stands = self._stands(requested, alive) and above == before
             if self._lists.current == current and stands:
                 return replace(judged, created=created)
         why = "the list or the entry changed in every round"
         return Completion(complete=False, held=(), later=(), missing={self._me: why})
 
-    def _stands(self, asked: Mapping[str, Options], alive: bool) -> bool:
+    def _stands(self, requested: Mapping[str, Options], alive: bool) -> bool:
         """Return whether no concurrent change of another agent has won."""
         entries = self.register.entries
         if not alive:
-            return not any(name in entries and entries[name].alive for name in asked)
-        stands = all(name in entries and entries[name].alive for name in asked)
+            return not any(name in entries and entries[name].alive for name in requested)
+        stands = all(name in entries and entries[name].alive for name in requested)
         return (
             stands
-            and not resolve(entries, asked)[1]
+            and not resolve(entries, requested)[1]
             and all(
                 dict(entries[name].options).get(MQTT) == options[MQTT]
-                for name, options in asked.items()
+                for name, options in requested.items()
                 if MQTT in options
             )
         )
 
     async def _one_round(
-        self, current: BrokerList, asked: Mapping[str, Options], alive: bool, above: int
+        self, current: BrokerList, requested: Mapping[str, Options], alive: bool, above: int
     ) -> tuple[Completion, int]:
         """Make one round. Returns also the number to exceed for agents that did not take this change."""
-        names = list(asked)
+        names = list(requested)
         heard = await self.pull(current.listed)
-        if not alive and (why := _still_read(self.register.entries, asked)):
+        if not alive and (why := _still_read(self.register.entries, requested)):
             raise TopologyMismatch(why)
-        options = await self._agreed(current, asked, heard) if alive else asked
+        options = await self._agreed(current, requested, heard) if alive else requested
         created = tuple(name for name in names if alive and not self._lives(name))
         entries = self.register.change(
             names, alive=alive, answered=heard, above=above, options=options
@@ -315,7 +315,7 @@ class Topology:
         silent = [e.broker for e in current.listed if e.broker.name not in replies]
         # Only now, with the change stored: a broker that boots after its refusal reads it.
         replies |= dict(await asyncio.gather(*(self._probed(broker) for broker in silent)))
-        if alive and any(MQTT in each for each in asked.values()):
+        if alive and any(MQTT in each for each in requested.values()):
             replies = {name: _with_mqtt(each) for name, each in replies.items()}
         judged = replace(completion(current.names, replies), created=created)
         return judged, max([above, *(answer.above for answer in told.values())])
@@ -325,13 +325,13 @@ class Topology:
         return entry is not None and entry.alive
 
     async def _agreed(
-        self, current: BrokerList, asked: Mapping[str, Options], answering: Collection[str]
+        self, current: BrokerList, requested: Mapping[str, Options], answering: Collection[str]
     ) -> Mapping[str, Options]:
         """Return the options that the names will have. Raises TopologyMismatch before anything is changed.
 
         Names that are new to the map are looked for on the brokers: somebody may have declared them by hand.
         """
-        taken, against = resolve(self.register.entries, asked)
+        taken, against = resolve(self.register.entries, requested)
         if against:
             raise TopologyMismatch("; ".join(against.values()))
         new = [name for name in taken if not self._lives(name)]
@@ -346,20 +346,20 @@ class Topology:
                 )
             finally:
                 self._making = {}
-            self._refuse_mismatches(asked, {self._me: mine, **theirs})
-        for name, options in asked.items():
+            self._refuse_mismatches(requested, {self._me: mine, **theirs})
+        for name, options in requested.items():
             if MQTT not in options:  # it may have been switched since we looked
                 taken[name] = {key: each for key, each in taken[name].items() if key != MQTT}
         return {name: self._with_homes(current, name, taken[name]) for name in taken}
 
     def _refuse_mismatches(
-        self, asked: Mapping[str, Options], on_brokers: Mapping[str, str]
+        self, requested: Mapping[str, Options], on_brokers: Mapping[str, str]
     ) -> None:
-        """Raise TopologyMismatch for a name whose options have changed since we asked the brokers.
+        """Raise TopologyMismatch for a name whose options have changed since the brokers answered.
 
         on_brokers: broker -> what it has otherwise, "" for nothing; a cause too.
         """
-        _taken, against = resolve(self.register.entries, asked)
+        _taken, against = resolve(self.register.entries, requested)
         for name, other in self._yielded_to.items():
             against[name] = f"{name}: {other} makes it with other options at this moment"
         if against:
@@ -432,9 +432,9 @@ class Topology:
             why = "its agent does not answer, and nothing proves that its broker is dead"
         return broker.name, Reply(answer=Answer.NO, reason=why)
 
-    def _take(self, told: PeerAnswer) -> None:
+    def _take(self, answer: PeerAnswer) -> None:
         """Merge a concurrent change of another agent that came back with an answer."""
-        self.register.receive(Snapshot(intact=told.intact, entries=told.entries))
+        self.register.receive(Snapshot(intact=answer.intact, entries=answer.entries))
 
     # Storing.
 
@@ -462,10 +462,10 @@ class Topology:
             self.fault = str(fault)
 
 
-def _reply(told: PeerAnswer) -> Reply:
+def _reply(heard: PeerAnswer) -> Reply:
     kinds = {"held": Answer.HELD, "later": Answer.LATER}
-    answer = kinds.get(told.answer, Answer.NO)
-    return Reply(answer=answer, stored=told.stored, reason=told.reason)
+    answer = kinds.get(heard.answer, Answer.NO)
+    return Reply(answer=answer, stored=heard.stored, reason=heard.reason)
 
 
 def _with_mqtt(reply: Reply) -> Reply:
@@ -475,23 +475,23 @@ def _with_mqtt(reply: Reply) -> Reply:
 
 
 def resolve(
-    entries: Mapping[str, Entry], asked: Mapping[str, Options]
+    entries: Mapping[str, Entry], requested: Mapping[str, Options]
 ) -> tuple[dict[str, Options], dict[str, str]]:
     """Return the options that each name will have, and name -> reason, with both values, for the refused.
 
-    asked: names with their requested options. Raises NameInvalid.
+    requested: names with their requested options. Raises NameInvalid.
     """
     standing: dict[str, Options] = {e.wanted: dict(e.options) for e in entries.values() if e.alive}
     taken, against = dict[str, Options](), dict[str, str]()
     # Topics before their subscriptions and streams, which take their level and partitions.
-    for name in sorted(asked, key=lambda name: "/" in name or ":" in name):
-        wanted = with_options(name, asked[name])
+    for name in sorted(requested, key=lambda name: "/" in name or ":" in name):
+        wanted = with_options(name, requested[name])
         options = standing.get(name)
         told = "" if options is None else differences(wanted, options)
         if options is None:
             options = _as_new(wanted, standing)
-        if MQTT in asked[name]:
-            options = {**options, MQTT: asked[name][MQTT]}
+        if MQTT in requested[name]:
+            options = {**options, MQTT: requested[name][MQTT]}
         told = told or _against_others(wanted, options, standing)
         if told:
             against[name] = told

@@ -89,7 +89,7 @@ class ListRoutes:
                 self._parts.clients.left(*reader.who, monotonic_ms())
             return Response(status_code=499)
         if reader is not None and reader.is_counted:
-            self._seen(reader)
+            self._note_request(reader)
             self._parts.clients.answered(*reader.who, monotonic_ms())
         current = self._parts.lists.current
         if current is not None and current.generation > generation:
@@ -133,7 +133,7 @@ class ListRoutes:
         login = self._parts.login
         if self._parts.upkeep.link.is_open and not await login.is_user(reader.login):
             return
-        self._seen(reader)
+        self._note_request(reader)
         reader.is_counted = True
 
     async def _count_waiting(self, reader: _Reader) -> None:
@@ -151,12 +151,12 @@ class ListRoutes:
         del self._waiting_as[reader.who]
         return True
 
-    def _seen(self, reader: _Reader) -> None:
+    def _note_request(self, reader: _Reader) -> None:
         current = self._parts.lists.current
         # A generation that no client can have applied must not hold up a push.
         if current is not None and reader.applied > current.generation + APPLIED_AHEAD_MAX:
             return
-        self._parts.clients.seen(*reader.who, reader.applied, monotonic_ms())
+        self._parts.clients.note_request(*reader.who, reader.applied, monotonic_ms())
 
     async def clients(self, _request: Request) -> Response:
         now_ms = monotonic_ms()

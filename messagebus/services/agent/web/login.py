@@ -97,7 +97,7 @@ class Login:
         self._waiting = Counter[tuple[str, bool]]()
         self._waiting_strangers = 0
         self._tries = {known: asyncio.Semaphore(TRIES_AT_ONCE) for known in (False, True)}
-        self._made: dict[str, set[str]] = {}
+        self._created: dict[str, set[str]] = {}
         self._proving: dict[bytes, asyncio.Task[Judged]] = {}
 
     def is_operator(self, header: str) -> bool:
@@ -167,10 +167,10 @@ class Login:
         new = {name for name in names if not alive(name)}
         if not user or not new:
             return True
-        made = {name for name in self._made.get(user, ()) if alive(name)} | new
+        made = {name for name in self._created.get(user, ()) if alive(name)} | new
         if len(made) > NAMES_PER_USER_MAX:
             return False
-        self._made[user] = made
+        self._created[user] = made
         return True
 
     @contextlib.contextmanager

@@ -172,7 +172,7 @@ class Observer:
 
     async def answer(
         self,
-        seen: Collection[str] | None,
+        allowed: Collection[str] | None,
         *,
         names: Iterable[str] = (),
         since: str = "",
@@ -181,7 +181,7 @@ class Observer:
     ) -> dict[str, Any]:
         """Return the body of an answer.
 
-        seen: the names that the caller may see; None: all. names: only these, counted now. since: the
+        allowed: the names that the caller may see; None: all. names: only these, counted now. since: the
         `mark` of an earlier answer; only rows that have changed since, unless some are gone. state_only:
         no rows.
         """
@@ -194,7 +194,7 @@ class Observer:
             self._refresh()
         after = self._number_of(since)
         whole = not wanted and not state_only and after < self._taken
-        rows = () if state_only else self._chosen(seen, wanted, -1 if whole else after)
+        rows = () if state_only else self._chosen(allowed, wanted, -1 if whole else after)
         sweep, clients = self._parts.loads.last, self._clients(wanted, all_clients)
         answer = Answer(
             broker=self._parts.broker,
@@ -210,7 +210,7 @@ class Observer:
             totals=_totals(sweep) if sweep else None,
             clients=tuple(clients),
             client_count=len(self._parts.clients.here(now_ms)),
-            consumers=tuple(self._consumers(seen, wanted, all_clients)),
+            consumers=tuple(self._consumers(allowed, wanted, all_clients)),
             whole=whole,
         )
         return answer_to_json(answer, now_ms)
@@ -221,11 +221,11 @@ class Observer:
         is_ours = numbers_of == self._numbers_of and number.isdecimal()
         return int(number) if is_ours and len(number) <= DIGITS_MAX else -1
 
-    def _chosen(self, seen: Collection[str] | None, wanted: set[str], after: int) -> list[Row]:
+    def _chosen(self, allowed: Collection[str] | None, wanted: set[str], after: int) -> list[Row]:
         return [
             row
             for key, row in self._rows.items()
-            if (seen is None or row.name in seen)
+            if (allowed is None or row.name in allowed)
             and (not wanted or row.name in wanted)
             and self._changed[key] > after
         ]
@@ -245,7 +245,7 @@ class Observer:
                 )
 
     def _consumers(
-        self, seen: Collection[str] | None, wanted: set[str], all_clients: bool
+        self, allowed: Collection[str] | None, wanted: set[str], all_clients: bool
     ) -> Iterator[Consumer]:
         """Yield the consumers of these names; without names all of them where all clients are asked for."""
         if not wanted and not all_clients:
@@ -258,7 +258,7 @@ class Observer:
         }
         for each in self._parts.loads.attached(monotonic_ms()):
             name = names.get(each.queue)
-            if name and (seen is None or name in seen) and (not wanted or name in wanted):
+            if name and (allowed is None or name in allowed) and (not wanted or name in wanted):
                 yield Consumer(
                     name=name,
                     client=each.client,
@@ -321,9 +321,9 @@ class Observer:
                 self._counted_at_ms = now_ms
                 self._counts = {queue: self._counts[queue] for queue in found if found[queue]}
 
-    def _keep_counts(self, found: Mapping[str, tuple[int, int] | None], now_ms: int) -> None:
+    def _keep_counts(self, counts: Mapping[str, tuple[int, int] | None], now_ms: int) -> None:
         """Keep these counts, with the time since when each queue has not been empty."""
-        for queue, pair in found.items():
+        for queue, pair in counts.items():
             before = self._counts.pop(queue, None)
             if pair is not None:
                 kept = before and before.ready and pair[0]

@@ -31,7 +31,7 @@ BYTES_PER_S, BYTES_BURST = 1 << 20, 4 << 20
 KEPT_S = 86_400
 # A file is searched at about 1 GB/s, so the whole of 1 GiB takes a second without any index.
 FILES = 16
-ROWS_TOLD_MAX = 100
+ROWS_SHOWN_MAX = 100
 TEXT_CHARS_MAX = 300
 ID_CHARS_MIN, ID_CHARS_MAX = 6, 255
 TEXTS = ("name", "what", "broker", "client", "error")
@@ -129,11 +129,11 @@ class Trail:
         needle = b'{"message_id":' + json.dumps(id).encode()[:-1]
         rows = list[dict[str, Any]]()
         for path in self._files():
-            if len(rows) >= ROWS_TOLD_MAX:
+            if len(rows) >= ROWS_SHOWN_MAX:
                 break
             try:
                 seen = (row for row in _rows_in(path, needle) if _may_see(row, names))
-                rows += islice(seen, ROWS_TOLD_MAX - len(rows))
+                rows += islice(seen, ROWS_SHOWN_MAX - len(rows))
             except (OSError, ValueError):  # deleted just now, or empty
                 continue
         return sorted(rows, key=lambda row: row["at_ms"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from messagebus.clock import MS_PER_S
 from messagebus.observing.rates import Rates
-from messagebus.observing.snapshot import LOSES, NO_LINK, Answer, Mirror, Room, Seen
+from messagebus.observing.snapshot import LOSES, NO_LINK, Answer, Mirror, ObservedBroker, Room
 from messagebus.observing.totals import UNKNOWN
 from messagebus.services.monitor import figures
 from messagebus.services.monitor.board import Board, BrokerSum, Place, State
@@ -37,7 +37,7 @@ from messagebus.terminal import plural
 class BrokerRow:
     """One broker in a table. state, words: as of `state_of`. rates: None where they are not known."""
 
-    seen: Seen
+    seen: ObservedBroker
     sums: BrokerSum
     state: State
     words: str
@@ -103,26 +103,26 @@ def broker_rows(board: Board) -> list[BrokerRow]:
     return [broker_row(seen, board) for seen in board.view.bus.brokers]
 
 
-def broker_row(seen: Seen, board: Board) -> BrokerRow:
-    sums, view = board.brokers[seen.broker], board.view
-    state, words = state_of(seen, sums.waiting, view.now_ms)
-    rates = view.through.get(seen.broker) if seen.answer else None
-    return BrokerRow(seen=seen, sums=sums, state=state, words=words, rates=rates, board=board)
+def broker_row(observed: ObservedBroker, board: Board) -> BrokerRow:
+    sums, view = board.brokers[observed.broker], board.view
+    state, words = state_of(observed, sums.waiting, view.now_ms)
+    rates = view.through.get(observed.broker) if observed.answer else None
+    return BrokerRow(seen=observed, sums=sums, state=state, words=words, rates=rates, board=board)
 
 
-def state_of(seen: Seen, waiting: int | None, now_ms: int) -> tuple[State, str]:
+def state_of(observed: ObservedBroker, waiting: int | None, now_ms: int) -> tuple[State, str]:
     """Return the state of a broker, with words."""
-    if seen.is_away:
+    if observed.is_away:
         return "bad", "broker does not answer"
-    if seen.answer is None:
-        since_ms = seen.silent_since_ms
+    if observed.answer is None:
+        since_ms = observed.silent_since_ms
         if since_ms is None:
             return "unknown", "agent silent"
         return "unknown", f"agent silent for {figures.roughly((now_ms - since_ms) / MS_PER_S)}"
-    state = seen.answer.state
+    state = observed.answer.state
     if state.alarm:
         return "bad", f"alarm: {state.alarm}"
-    if state.draining or seen.draining:
+    if state.draining or observed.draining:
         return "warn", f"draining, {waiting:,} left" if waiting else "drained"
     if not state.gate:
         return "bad", "gate shut"
@@ -211,17 +211,17 @@ def _tiles(row: BrokerRow) -> list[Tile]:
     ]  # fmt: skip
 
 
-def _broker_facts(seen: Seen, now_ms: int) -> list[tuple[str, str]]:
-    facts = [("Address", seen.broker)]
-    last = seen.last
+def _broker_facts(observed: ObservedBroker, now_ms: int) -> list[tuple[str, str]]:
+    facts = [("Address", observed.broker)]
+    last = observed.last
     if last is None:
-        return [*facts, ("Answer", f"none yet: {seen.fault}")]
+        return [*facts, ("Answer", f"none yet: {observed.fault}")]
     state, room = last.state, last.room
-    if seen.answer is None:
+    if observed.answer is None:
         heard = figures.roughly((now_ms - last.received_at_ms) / MS_PER_S)
         facts += [
-            ("Verdict", f"down: {NO_LINK}" if seen.is_away else UNKNOWN),
-            ("Gate", "shut" if seen.is_away else UNKNOWN),
+            ("Verdict", f"down: {NO_LINK}" if observed.is_away else UNKNOWN),
+            ("Gate", "shut" if observed.is_away else UNKNOWN),
             ("Last answer", f"{heard} ago; the facts below are from then"),
         ]
     else:
@@ -249,8 +249,8 @@ def _broker_facts(seen: Seen, now_ms: int) -> list[tuple[str, str]]:
         facts.append(("Mirror", f"{disks}, {link}"))
     if state.certificate_s is not None:
         facts.append(("Certificate", f"ends in {figures.roughly(state.certificate_s)}"))
-    if seen.skew_ms is not None:
-        facts.append(("Clock", f"{seen.skew_ms / MS_PER_S:+.1f} s against this host's"))
+    if observed.skew_ms is not None:
+        facts.append(("Clock", f"{observed.skew_ms / MS_PER_S:+.1f} s against this host's"))
     facts += [("Versions", f"RabbitMQ {state.rabbitmq or '?'}, agent {state.agent or '?'}")]
     return facts
 

@@ -56,11 +56,17 @@ COLUMNS = {
 }
 
 
-def _worst(each: Source) -> tuple[Any, ...]:
-    tone, size = figures.age_class(each.oldest_s), len(str(each.sum.waiting))
-    trouble = bool(each.missing), bool(each.lacking) or tone == "bad", tone == "warn"
+def _worst(source: Source) -> tuple[Any, ...]:
+    tone, size = figures.age_class(source.oldest_s), len(str(source.sum.waiting))
+    trouble = bool(source.missing), bool(source.lacking) or tone == "bad", tone == "warn"
     # In steps, so that rows do not change places all the time.
-    return (*trouble, size, int((each.oldest_s or 0) // STEP_S), each.sum.parked > 0, each.name)
+    return (
+        *trouble,
+        size,
+        int((source.oldest_s or 0) // STEP_S),
+        source.sum.parked > 0,
+        source.name,
+    )
 
 
 def chosen(board: Board, query: Query) -> list[Source]:

@@ -19,7 +19,7 @@ TONES = {"done": "info", "failed": "page", "cancelled": "warn"}
 
 def plan(board: Board, plan: Plan, settings: Settings) -> Values:
     """Return the values of a plan's page."""
-    order, found, kind = plan.order, plan.found, plan.kind
+    order, found, kind = plan.order, plan.effects, plan.kind
     label = settings.label(order.about)
     if order.kind in ("drain", "undrain"):
         back, crumb = broker_href(order.about), "Brokers"
@@ -49,7 +49,7 @@ def plan(board: Board, plan: Plan, settings: Settings) -> Values:
 
 def _facts(plan: Plan, settings: Settings) -> list[tuple[str, str]]:
     order = plan.order
-    made = [("planned by", plan.by), ("at", figures.clock(plan.made_ms))]
+    made = [("planned by", plan.by), ("at", figures.clock(plan.created_ms))]
     if order.broker:
         made.append(("only on", settings.label(order.broker)))
     if order.reason:
@@ -63,7 +63,7 @@ def _state(plan: Plan, settings: Settings) -> tuple[str, str, str]:
     """Return tone, sentence and result."""
     if plan.state == "open":
         return "", "Nothing has been done yet.", ""
-    done = f" {plan.moved:,} of {plan.found.total:,} messages." if plan.found.total else ""
+    done = f" {plan.moved:,} of {plan.effects.total:,} messages." if plan.effects.total else ""
     if plan.is_busy:
         return (
             "warn",

@@ -147,36 +147,36 @@ def attention(board: Board, settings: Settings, raised: Iterable[Raised]) -> lis
     return [_need(each, board, settings) for each in itertools.islice(raised, NEEDS_MAX)]
 
 
-def _need(each: Raised, board: Board, settings: Settings) -> Need:
-    about = each.subject
-    href, is_named = PAGE_OF_RULE.get(each.rule.name, ""), True
+def _need(raised: Raised, board: Board, settings: Settings) -> Need:
+    about = raised.subject
+    href, is_named = PAGE_OF_RULE.get(raised.rule.name, ""), True
     if about in board.sources:
         href = source_href(about)
     elif board.view.bus.find(about) is not None:
         href = broker_href(about)
     else:
         is_named = False
-    said, _, reason = settings.short(each.text).partition(" Reason: ")
+    said, _, reason = settings.short(raised.text).partition(" Reason: ")
     before, found, after = said.partition(settings.label(about)) if is_named else (said, "", "")
     return Need(
-        id=figures.row_id("need", f"{each.rule.name} {each.about}"),
-        severity=each.rule.severity,
+        id=figures.row_id("need", f"{raised.rule.name} {raised.about}"),
+        severity=raised.rule.severity,
         before=before,
         subject=found,
         after=after,
         href=href,
         reason=f"Reason: {reason}" if reason else "",
-        since=f"for {figures.roughly((board.view.now_ms - each.since_ms) / MS_PER_S)}"
-        if each.is_seen
+        since=f"for {figures.roughly((board.view.now_ms - raised.since_ms) / MS_PER_S)}"
+        if raised.is_present
         else "as last seen",
-        first=each.rule.first,
-        manual=manual_link(each.rule.manual, settings),
+        first=raised.rule.first,
+        manual=manual_link(raised.rule.manual, settings),
     )
 
 
-def is_about(each: Raised, name: str) -> bool:
+def is_about(raised: Raised, name: str) -> bool:
     """Return whether a rule that holds is about this subscription or queue, or seen on this broker."""
-    return name in (each.about, each.subject, *each.on)
+    return name in (raised.about, raised.subject, *raised.on)
 
 
 def manual_link(section: str, settings: Settings) -> str:

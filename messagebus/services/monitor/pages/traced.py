@@ -28,20 +28,20 @@ VERDICTS = {
 
 
 def traced(
-    board: Board, found: Trace | None, query: Query, settings: Settings, *, fault: str = ""
+    board: Board, trace: Trace | None, query: Query, settings: Settings, *, fault: str = ""
 ) -> Values:
-    """Return the values of the page; found: None before anything was asked for."""
+    """Return the values of the page; trace: None before anything was asked for."""
     return {
         "title": "Trace",
         "id": query.get("id", ""),
         "topic": query.get("topic", ""),
         "ago": query.get("ago", ""),
         "agos": AGO_S,
-        "answer": settings.short(found.answer) if found else "",
-        "tone": "page" if found and found.answer.startswith("Parked") else "info",
+        "answer": settings.short(trace.answer) if trace else "",
+        "tone": "page" if trace and trace.answer.startswith("Parked") else "info",
         "not_traced": fault,
         "verdicts": VERDICTS,
         "sources": board.sources,
         "brokers": board.brokers,
-        "lines": [(str(number), each) for number, each in enumerate(found.lines if found else ())],
+        "lines": [(str(number), each) for number, each in enumerate(trace.lines if trace else ())],
     }

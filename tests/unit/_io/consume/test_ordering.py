@@ -75,7 +75,7 @@ async def test_whoever_waits_hears_of_what_a_stale_answer_lets_out() -> None:
     bench.relink()
     bench.arrive("a1", "b1", "c1")
     for end in (
-        lambda: bench.stage.never_seen([first]),
+        lambda: bench.stage.never_answered([first]),
         lambda: bench.stage.ack(second),
         lambda: bench.stage.nack(third, requeue=True),
     ):
@@ -102,7 +102,7 @@ async def test_what_nobody_saw_of_a_lost_link_keeps_no_key() -> None:
     bench.relink()
     bench.arrive("b1")
     assert bench.bodies() == ["b1"]
-    bench.stage.never_seen([first])
+    bench.stage.never_answered([first])
     bench.arrive("a1", first=2)
     assert bench.bodies() == ["a1"]
 

@@ -23,7 +23,7 @@ from bench.analysis.compare import (
     read_arm,
     refuse_unlike,
     refuse_unlike_machines,
-    told,
+    table_of,
     why_left_out,
 )
 from bench.analysis.result import NUMBERS
@@ -40,14 +40,14 @@ def test_a_regression_is_told_and_the_rest_is_not() -> None:
     compared = compare(a, b)
     assert compared.regressions(0.1) == ["confirm p50", "confirm p99"]
     assert compared.regressions(0.6) == []
-    lines = told(compared, ("a", "b"), 0.1)
+    lines = table_of(compared, ("a", "b"), 0.1)
     assert [line for line in lines if "REGRESSION" in line and "confirm p99" in line]
     assert lines[0].startswith("medians of 5 pairs")
 
 
 def test_what_is_told_of_an_even_number_of_pairs_is_their_median() -> None:
     compared = compare([result(p99=10), result(p99=20)], [result(p99=10), result(p99=20)])
-    (line,) = (each for each in told(compared, ("a", "b"), 0.1) if "confirm p99" in each)
+    (line,) = (each for each in table_of(compared, ("a", "b"), 0.1) if "confirm p99" in each)
     assert line.split()[2:4] == ["15", "15"]
 
 
@@ -59,7 +59,7 @@ def test_a_second_that_confirms_nothing_is_a_regression() -> None:
         "nothing was confirmed: in 0 and 2 of 2 pairs",
     ]
     assert any(
-        "only the first has it  REGRESSION" in line for line in told(compared, ("a", "b"), 0.1)
+        "only the first has it  REGRESSION" in line for line in table_of(compared, ("a", "b"), 0.1)
     )
 
 
@@ -68,7 +68,7 @@ def test_what_only_the_second_has_is_told_and_judged_by_nobody() -> None:
     assert compared.regressions(0.1) == []
     assert any(
         "delivery p99" in line and "only the second has it" in line
-        for line in told(compared, ("a", "b"), 0.1)
+        for line in table_of(compared, ("a", "b"), 0.1)
     )
 
 
@@ -136,7 +136,9 @@ def test_what_the_second_alone_does_badly_is_a_regression(bad: dict[str, Any]) -
     assert (compared.pairs, compared.left_out) == (5, [])
     (worse,) = (each for each in compared.regressions(0.1) if " and " in each)
     assert worse.endswith("in 0 and 3 of 5 pairs")
-    assert [line for line in told(compared, ("a", "b"), 0.1) if worse in line and "REGR" in line]
+    assert [
+        line for line in table_of(compared, ("a", "b"), 0.1) if worse in line and "REGR" in line
+    ]
     # The first alone: nothing that the second does worse.
     assert not [each for each in compare(b, a).regressions(0.1) if "pairs" in each]
 
@@ -155,7 +157,7 @@ def test_what_the_load_did_costs_its_pair_and_is_counted() -> None:
     a, b = [result(), result(faults=[SLOW]), result()], [result()] * 3
     compared = compare(a, b)
     assert (compared.pairs, compared.left_out) == (2, [f"pair 2 is left out: the first: {SLOW}"])
-    assert told(compared, ("a", "b"), 0.1)[0].startswith("medians of 2 pairs, 1 left out")
+    assert table_of(compared, ("a", "b"), 0.1)[0].startswith("medians of 2 pairs, 1 left out")
     with pytest.raises(InputInvalid, match="1 of 2 pairs can be compared, 2 are wanted; pair 2 is"):
         compare(a[:2], b[:2])
     with pytest.raises(InputInvalid, match="3 and 2 repetitions"):

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.errors import BenchError
-from bench.figures.audit import MESSAGES, Cost, compared, differences, not_found, watched
+from bench.figures.audit import MESSAGES, Cost, compared, differences, missed_faults, watched
 from bench.figures.duckdb_audit import audit, opened
 from bench.figures.generated_run import WALL_NS, Planted, lay
 from messagebus.recording.events import EVENTS
@@ -112,10 +112,10 @@ def test_a_planted_fault_that_is_not_named_is_reported_and_so_is_one_too_many() 
     suspects = [("lost", "l"), ("altered", "a"), ("unexplained", "d"), ("orphan", "o")]
     rows = [{"verdict": verdict, "message_id": id} for verdict, id in suspects]
     late = [{"message_id": "t"}]
-    assert not_found({"suspects": rows, "late": late}, planted) == []
-    assert not_found({"suspects": rows[1:], "late": late}, planted) == ["lost l was not found"]
+    assert missed_faults({"suspects": rows, "late": late}, planted) == []
+    assert missed_faults({"suspects": rows[1:], "late": late}, planted) == ["lost l was not found"]
     found = {"suspects": [*rows, {"verdict": "lost", "message_id": "x"}], "late": late}
-    assert not_found(found, planted) == ["lost x was never planted"]
+    assert missed_faults(found, planted) == ["lost x was never planted"]
 
 
 @pytest.mark.parametrize(("messages", "met"), [(MESSAGES, False), (MESSAGES // 10, None)])

@@ -28,7 +28,7 @@ from bench.harness.workers import (
     Start,
     Workers,
     made,
-    made_empty,
+    make_empty_folder,
     members,
     open_ended,
 )
@@ -82,15 +82,15 @@ def test_a_rate_is_the_last_that_was_set(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_made_with_those_above_it(tmp_path: Path) -> None:
-    assert made_empty(tmp_path / "a" / "b").is_dir()
-    assert made_empty(tmp_path / "a" / "b").is_dir()
+    assert make_empty_folder(tmp_path / "a" / "b").is_dir()
+    assert make_empty_folder(tmp_path / "a" / "b").is_dir()
     assert made(tmp_path / "a").is_dir()
 
 
 def test_what_a_run_wrote_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "run.json").touch()
     with pytest.raises(InputInvalid, match="is not empty"):
-        made_empty(tmp_path)
+        make_empty_folder(tmp_path)
 
 
 def test_a_place_that_cannot_be_a_folder_is_one_line(tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ class Judge:
 
     def __init__(self) -> None:
         self.results: list[Result] = []
-        self.asked: list[tuple[Bus, object]] = []
+        self.requests: list[tuple[Bus, object]] = []
 
     def __call__(self, bus: Bus, _command: object, *, only: object, on_result: Any) -> list[Result]:
-        self.asked.append((bus, only))
+        self.requests.append((bus, only))
         for each in self.results:
             on_result(each)
         return self.results
@@ -94,7 +94,7 @@ def test_a_client_that_fails_what_it_must_do_has_exit_code_7(
     out, err = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()] == [str(r.number) for r in results]
     assert err == f"{sum(r.result == PASSED for r in results)} of {len(results)} passed\n"
-    assert judge.asked[0][1] == (2,)
+    assert judge.requests[0][1] == (2,)
 
 
 def test_one_json_object_a_case(judge: Judge, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +124,7 @@ def test_a_given_bus_is_asked_with_the_login_of_any_client(
     monkeypatch.setenv("MESSAGEBUS_USER", "tester")
     monkeypatch.setenv("MESSAGEBUS_PASSWORD_FILE", str(tmp_path / "password"))
     assert conform(*GIVEN, "--cluster", "prod", *CLIENT) == Exit.DONE
-    ((given, _),) = judge.asked
+    ((given, _),) = judge.requests
     login = (given.user, given.password)
     assert (*login, given.cluster, given.local) == ("tester", "secret", "prod", None)
     assert (given.brokers, given.agents) == (["b1:1", "b2:2", "b3:3"], ["a1:1", "a2:2", "a3:3"])
@@ -148,13 +148,13 @@ def test_bad_input_is_one_line_before_anything_is_started(
     err = capsys.readouterr().err
     assert told in err
     assert err.count("\n") == 1
-    assert judge.asked == []
+    assert judge.requests == []
 
 
 def test_addresses_have_a_port_each(judge: Judge) -> None:
     given = ("--brokers", "b1,[::1],b3:3", "--agents", "b1,[::1]:2,b3")
     assert conform(*given, *CLIENT) == Exit.DONE
-    ((bus_asked, _),) = judge.asked
+    ((bus_asked, _),) = judge.requests
     assert bus_asked.brokers == ["b1:5672", "[::1]:5672", "b3:3"]
     assert bus_asked.agents == ["b1:8081", "[::1]:2", "b3:8081"]
 
@@ -235,7 +235,7 @@ def test_cases_end_in_their_order_each_with_its_reason(
     monkeypatch.setattr(running, "Stage", lambda *_: nullcontext())
     monkeypatch.setattr(Bus, "register", lambda _self, names: registered.extend(names))
     results = run_all(given, ["client"], on_result=lambda each: told.append(each.number))
-    assert [(each.result, each.told) for each in results] == [
+    assert [(each.result, each.events_of) for each in results] == [
         (NOT_RUN, "needs a local cluster, to break it"),
         (PASSED, "12 ms"),
         (PASSED, ""),
@@ -248,5 +248,6 @@ def test_cases_end_in_their_order_each_with_its_reason(
     assert {"cf01", "cf01/s", "cf06", "cf06/s"} <= set(registered)
     given.local = object()
     assert (
-        run_all(given, ["client"], only=[1, 3])[0].told == "the kit itself: AssertionError: never"
+        run_all(given, ["client"], only=[1, 3])[0].events_of
+        == "the kit itself: AssertionError: never"
     )

@@ -276,9 +276,9 @@ async def test_whoever_waits_hears_of_a_newer_generation(path: Path) -> None:
 
 def test_the_last_word_of_each_client_counts() -> None:
     seen = Clients()
-    seen.seen("a", "orders/x", 3, 100)
-    seen.seen("b", "orders/x", 3, 200)
-    seen.seen("a", "orders/x", 4, 300)
+    seen.note_request("a", "orders/x", 3, 100)
+    seen.note_request("b", "orders/x", 3, 200)
+    seen.note_request("a", "orders/x", 4, 300)
     assert seen.living(300) == [
         Client(id="b", subscription="orders/x", applied=3, age_ms=100),
         Client(id="a", subscription="orders/x", applied=4, age_ms=0),
@@ -287,15 +287,15 @@ def test_the_last_word_of_each_client_counts() -> None:
 
 def test_one_client_may_have_several_subscriptions() -> None:
     seen = Clients()
-    seen.seen("a", "orders/x", 3, 0)
-    seen.seen("a", "orders/y", 4, 0)
+    seen.note_request("a", "orders/x", 3, 0)
+    seen.note_request("a", "orders/y", 4, 0)
     assert len(seen.living(0)) == 2
 
 
 def test_whoever_is_silent_is_forgotten() -> None:
     seen = Clients()
-    seen.seen("a", "", 1, 0)
-    seen.seen("b", "", 1, 1)
+    seen.note_request("a", "", 1, 0)
+    seen.note_request("b", "", 1, 1)
     assert len(seen.living(EXPIRY_MS)) == 2
     assert [client.id for client in seen.living(EXPIRY_MS + 1)] == ["b"]
 
@@ -306,11 +306,11 @@ def test_ids_are_bounded_and_new_ones_push_out_none_that_still_asks(
     monkeypatch.setattr(clients, "CLIENTS_MAX", 2)
     seen = Clients()
     for number, name in enumerate(["a", "b", *(f"junk {n}" for n in range(100)), "a"]):
-        seen.seen(name, "", 1, number)
+        seen.note_request(name, "", 1, number)
     assert [client.id for client in seen.living(200)] == ["b", "a"]
-    seen.seen("c", "", 1, EXPIRY_MS + 2)
+    seen.note_request("c", "", 1, EXPIRY_MS + 2)
     assert [client.id for client in seen.living(EXPIRY_MS + 2)] == ["a", "c"]
-    seen.seen("x" * 1000, "y" * 1000, 1, 3 * EXPIRY_MS)
+    seen.note_request("x" * 1000, "y" * 1000, 1, 3 * EXPIRY_MS)
     assert (
         max(len(client.id + client.subscription) for client in seen.living(3 * EXPIRY_MS))
         == 2 * clients.TEXT_MAX
@@ -320,11 +320,11 @@ def test_ids_are_bounded_and_new_ones_push_out_none_that_still_asks(
 def test_who_hung_up_is_forgotten_soon_unless_he_asks_again() -> None:
     seen = Clients()
     for name in ("stays", "ends", "moves"):
-        seen.seen(name, "a/b", 1, 100)
+        seen.note_request(name, "a/b", 1, 100)
     for name in ("ends", "moves", "unknown"):
         seen.left(name, "a/b", 1_000)
     assert len(seen.living(1_000 + LEFT_MS)) == 3
-    seen.seen("moves", "a/b", 2, 2_000)
+    seen.note_request("moves", "a/b", 2, 2_000)
     assert {each.id for each in seen.living(1_001 + LEFT_MS)} == {"stays", "moves"}
     assert [each.id for each in seen.living(101 + EXPIRY_MS)] == ["moves"]
 
@@ -332,10 +332,10 @@ def test_who_hung_up_is_forgotten_soon_unless_he_asks_again() -> None:
 def test_who_hung_up_is_named_until_no_agent_remembers_him() -> None:
     seen = Clients()
     for name in ("stays", "ends", "moves"):
-        seen.seen(name, "a/b", 1, 100)
+        seen.note_request(name, "a/b", 1, 100)
     for name in ("ends", "moves", "unknown"):
         seen.left(name, "a/b", 1_000)
-    seen.seen("moves", "a/b", 2, 2_000)
+    seen.note_request("moves", "a/b", 2, 2_000)
     assert seen.gone(1_000 + LEFT_MS) == []
     later = seen.gone(2_000 + LEFT_MS)
     assert [(each.id, each.subscription, each.age_ms) for each in later] == [
@@ -460,11 +460,11 @@ async def test_a_task_that_fails_is_told_counted_and_begun_again(
 def test_who_hung_up_or_was_answered_and_asks_elsewhere_is_soon_not_here() -> None:
     seen = Clients()
     for name in ("polls", "waits", "ended", "moved"):
-        seen.seen(name, "a/b", 1, 0)
+        seen.note_request(name, "a/b", 1, 0)
     seen.left("ended", "a/b", 0)
     seen.answered("moved", "a/b", 0)
     seen.answered("waits", "a/b", 0)
-    seen.seen("waits", "a/b", 1, 5)
+    seen.note_request("waits", "a/b", 1, 5)
     seen.answered("unknown", "a/b", 0)
     assert {each.id for each in seen.here(LEFT_MS)} == {"polls", "waits", "ended", "moved"}
     assert {each.id for each in seen.here(LEFT_MS + 1)} == {"polls", "waits"}

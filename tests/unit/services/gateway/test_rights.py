@@ -227,9 +227,9 @@ def end(reason: str, outcome: Outcome = Outcome.REFUSED) -> Published:
 
 
 def test_a_publish_that_the_users_rights_do_not_cover_is_403_and_no_try_helps() -> None:
-    told = problem_of(end(REFUSED)).told
+    told = problem_of(end(REFUSED)).body
     assert (told["status"], told["retry"], told["detail"]) == (403, False, REFUSED)
-    told = problem_of(end("404 NOT_FOUND - no ACCESS_REFUSED here")).told
+    told = problem_of(end("404 NOT_FOUND - no ACCESS_REFUSED here")).body
     assert (told["status"], told["retry"]) == (503, True)
 
 

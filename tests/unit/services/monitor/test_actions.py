@@ -26,7 +26,7 @@ from messagebus.services.monitor import actions, hash_password
 from messagebus.services.monitor.config import MonitorConfig
 from messagebus.services.monitor.eventlog import EventLog
 from messagebus.services.monitor.people import Person, Role
-from messagebus.services.monitor.plans import Found, Line, differs
+from messagebus.services.monitor.plans import Effects, Line, differs
 from messagebus.services.monitor.watch import Watch
 from messagebus.services.monitor.web import Monitor
 from tests.support.eventually import eventually_async
@@ -397,11 +397,11 @@ async def test_without_an_audit_or_the_token_there_are_commands_to_copy(
 def test_a_plan_may_drift_by_ten_messages_or_a_fifth_on_each_broker(
     before: dict[str, int], after: dict[str, int], may: bool
 ) -> None:
-    def found(counts: dict[str, int]) -> Found:
-        return Found(tuple(Line(broker, count) for broker, count in counts.items()))
+    def effects(counts: dict[str, int]) -> Effects:
+        return Effects(tuple(Line(broker, count) for broker, count in counts.items()))
 
-    assert (differs(found(before), found(after)) == "") is may
+    assert (differs(effects(before), effects(after)) == "") is may
 
 
 def test_other_facts_are_another_plan() -> None:
-    assert differs(Found((), ("mb1 answers",)), Found((), ())) == "no longer mb1 answers"
+    assert differs(Effects((), ("mb1 answers",)), Effects((), ())) == "no longer mb1 answers"

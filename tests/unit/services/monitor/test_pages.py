@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagebus.observing.rules import RULES, Raised
-from messagebus.observing.snapshot import NO_LINK, Bus, Consumer, Seen
+from messagebus.observing.snapshot import NO_LINK, Bus, Consumer, ObservedBroker
 from messagebus.services.monitor import figures, live
 from messagebus.services.monitor.api import source_row
 from messagebus.services.monitor.board import Board, View, board
@@ -133,7 +133,7 @@ def test_a_client_is_told_with_its_brokers_and_what_it_owes_of_its_prefetch() ->
     made = MadeUp().bus()
     names = [seen.broker for seen in made.brokers if seen.answer]
 
-    def with_consumer(seen: Seen) -> Seen:
+    def with_consumer(seen: ObservedBroker) -> ObservedBroker:
         if seen.broker not in names[:2] or seen.last is None:
             return seen
         at = {"peer": "p", "prefetch": 100, "owed": 90, "active": True}
@@ -325,7 +325,7 @@ async def test_no_page_has_a_value_of_the_bar_under_another_meaning() -> None:
     }
     addresses = [*live.PAGES, "/", "/subscriptions/orders/billing", "/brokers/mb1.example%3A5672"]
     for address in addresses:
-        asked = live.asked_for(monitor, address, Principal("", Role.VIEWER))
+        asked = live.page_request(monitor, address, Principal("", Role.VIEWER))
         assert common.isdisjoint(asked.values() or {}), address
 
 

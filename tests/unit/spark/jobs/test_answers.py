@@ -24,17 +24,17 @@ from tests.unit.spark.conftest import Laid, Planted
 
 def test_every_dimension_adds_up_to_the_whole(planted_run: Planted) -> None:
     answer = throughput.measure(planted_run.run)
-    whole = {row["kind"]: row["messages"] for row in answer.found["whole"]}
+    whole = {row["kind"]: row["messages"] for row in answer.measured["whole"]}
     assert whole == {
         "confirmed": planted_run.truth.confirmed,
         "delivered": planted_run.truth.deliveries,
     }
     for dim in ("brokers", "topics", "subscriptions", "publishers"):
         for kind, messages in whole.items():
-            rows = [row for row in answer.found[dim] if row["kind"] == kind]
+            rows = [row for row in answer.measured[dim] if row["kind"] == kind]
             assert sum(row["messages"] for row in rows) == messages
     # One message was planted as lost, and no repeat hides it here.
-    assert answer.found["missing_at_least"] == 1
+    assert answer.measured["missing_at_least"] == 1
     assert len(answer.page.faults) == 1
     assert "confirmed per second" in render_html(answer.page)
 
@@ -48,28 +48,28 @@ def test_percentiles_are_those_of_the_rows_themselves(planted_run: Planted) -> N
             row = json.loads(line)
             for name, since in ((CONFIRM, "intended_ns"), (SENT, "sent_ns")):
                 reference[name].record_value(row["confirmed_ns"] - row[since])
-    for row in answer.found["percentiles"]:
+    for row in answer.measured["percentiles"]:
         if row["scope"] == "all" and row["measure"] in reference:
             expected = reference[row["measure"]]
             assert row["total"] == expected.get_total_count()
             for each in CURVE:
                 assert row[hdr.name(each)] == expected.get_value_at_percentile(each)
     assert {
-        name: text for name, text in answer.found["histograms"].items() if name in reference
+        name: text for name, text in answer.measured["histograms"].items() if name in reference
     } == {name: each.encode().decode() for name, each in reference.items()}
-    assert set(answer.found["histograms"]) == {CONFIRM, SENT, END_TO_END, RECEIVED_SENT}
+    assert set(answer.measured["histograms"]) == {CONFIRM, SENT, END_TO_END, RECEIVED_SENT}
     # The planted swap lets one message arrive before it was sent; one clock alone never goes back.
-    assert set(answer.found["below_zero"]) <= {END_TO_END, RECEIVED_SENT}
+    assert set(answer.measured["below_zero"]) <= {END_TO_END, RECEIVED_SENT}
     assert "sent to confirmed" in render_html(answer.page)
 
 
 def test_brokers_and_connections_are_judged_and_no_key_is_no_hot_key(planted_run: Planted) -> None:
     answer = imbalance.measure(planted_run.run)
-    judged = answer.found["judged"]
+    judged = answer.measured["judged"]
     assert judged["brokers, messages confirmed"]["count"] == len(BROKERS)
     assert judged["connections, messages confirmed"]["count"] == len(BROKERS) * len(PUBLISHERS)
     assert judged["keys, messages"] is None
-    assert answer.found["hot_keys"] == []
+    assert answer.measured["hot_keys"] == []
     assert "the busiest broker took" in render_text(answer.page)
 
 
@@ -77,7 +77,7 @@ def test_what_a_dead_broker_held_is_its_backlog_and_what_is_lost_stays(
     planted_run: Planted,
 ) -> None:
     answer = backlog.measure(planted_run.run)
-    drains = answer.found["drains"]
+    drains = answer.measured["drains"]
     oldest = max(row["age_ms"] for row in drains if row["broker"] == KILLED)
     assert 2_000 < oldest < 6_000
     not_emptied = [row for row in drains if row["empty_second"] is None]
@@ -113,7 +113,7 @@ def answer(planted_run: Planted) -> Answer:
 
 
 def test_one_of_each_fault_is_found_with_its_id(planted_run: Planted, answer: Answer) -> None:
-    found, ids = answer.found, planted_run.truth.ids
+    found, ids = answer.measured, planted_run.truth.ids
     assert {(row["verdict"], row["message_id"]) for row in found["suspects"]} == {
         (verdict, ids[verdict][0]) for verdict in ("lost", "altered", "unexplained", "orphan")
     }
@@ -127,7 +127,7 @@ def test_one_of_each_fault_is_found_with_its_id(planted_run: Planted, answer: An
 def test_every_id_has_one_verdict(planted_run: Planted, answer: Answer) -> None:
     events = [planted_run.run.events(kind) for kind in ("published", "delivered")]
     ids = {row.message_id for rows in events for row in rows.select("message_id").collect()}
-    assert sum(answer.found["verdicts"].values()) == len(ids)
+    assert sum(answer.measured["verdicts"].values()) == len(ids)
     [orphan] = planted_run.truth.ids["orphan"]
     assert len(ids) == planted_run.truth.published + len([orphan])
 
@@ -136,20 +136,20 @@ def test_a_day_without_anything_says_so(planted_run: Planted) -> None:
     """It is the day after the run's: of that one nothing is counted."""
     answer = audit.measure(dataclasses.replace(planted_run.run, day="2026-09-22"))
     assert answer.page.faults == ("nothing was published",)
-    assert not any(answer.found["verdicts"].values())
-    assert (answer.found["late"], answer.found["suspects"]) == ([], [])
+    assert not any(answer.measured["verdicts"].values())
+    assert (answer.measured["late"], answer.measured["suspects"]) == ([], [])
 
 
 def test_a_day_is_judged_with_its_neighbours(planted_run: Planted, answer: Answer) -> None:
     """The run lies in one day, so that day is the whole run."""
-    found = audit.measure(dataclasses.replace(planted_run.run, day="2026-09-21")).found
+    found = audit.measure(dataclasses.replace(planted_run.run, day="2026-09-21")).measured
     for name in ("verdicts", "late", "suspects"):
-        assert found[name] == answer.found[name]
+        assert found[name] == answer.measured[name]
 
 
 def test_spark_and_duckdb_agree_on_a_run_with_one_of_each(laid: Laid) -> None:
     planted = laid.planted
-    found = audit.measure(laid.run).found
+    found = audit.measure(laid.run).measured
     with opened(laid.run.lake.root) as database:
         assert differences(found, audit_by_duckdb(database)) == []
     assert {(row["verdict"], row["message_id"]) for row in found["suspects"]} == {

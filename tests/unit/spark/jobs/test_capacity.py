@@ -248,12 +248,12 @@ THAWED_AT_NS = FROZEN_AT_NS + 3 * SECOND
 
 def test_the_silence_around_a_kill_is_found_per_publisher_and_broker(planted_run: Planted) -> None:
     answer = failover.measure(planted_run.run)
-    kinds = [one["kind"] for one in answer.found["incidents"]]
+    kinds = [one["kind"] for one in answer.measured["incidents"]]
     assert kinds == ["add", "remove", "kill", "start", "reload"]
     killed = kinds.index("kill")
     held_back = {
         row["publisher"]: row["gap_ms"]
-        for row in answer.found["publishers"]
+        for row in answer.measured["publishers"]
         if row["number"] == killed
     }
     assert set(held_back) == set(PUBLISHERS)
@@ -261,7 +261,7 @@ def test_the_silence_around_a_kill_is_found_per_publisher_and_broker(planted_run
     assert all(250 < gap < 400 for gap in held_back.values())
     down = [
         row["gap_ms"]
-        for row in answer.found["brokers"]
+        for row in answer.measured["brokers"]
         if row["number"] == killed and row["broker"] == KILLED
     ]
     assert down
@@ -278,7 +278,7 @@ def test_a_freeze_of_three_seconds_is_three_seconds_whatever_is_delivered_again_
     write_frozen_run(tmp_path / "run")
     lake = Lake(tmp_path / "lake")
     run = Run(session, lake, ingest(session, lake, ingest_plan(tmp_path / "run", lake)))
-    found = failover.measure(run).found
+    found = failover.measure(run).measured
     publishers = {row["publisher"]: row["gap_ms"] for row in found["publishers"]}
     brokers = {row["broker"]: row["gap_ms"] for row in found["brokers"]}
     assert publishers[PUBLISHERS[0]] == pytest.approx(3000, abs=100)

@@ -98,8 +98,8 @@ class Reported:
     answer: Answer
 
     @property
-    def found(self) -> Any:
-        return self.answer.found
+    def measured(self) -> Any:
+        return self.answer.measured
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def planted(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_every_planted_fault_is_counted(planted: Reported) -> None:
-    truth, found = planted.truth, planted.found
+    truth, found = planted.truth, planted.measured
     assert (found["published"], found["confirmed"]) == (truth.published, truth.confirmed)
     assert (found["expected"], found["delivered"]) == (truth.expected, truth.delivered)
     assert found["deliveries"] == truth.deliveries
@@ -159,7 +159,7 @@ def test_the_verdict_names_every_fault(planted: Reported) -> None:
 
 
 def test_every_line_is_accounted_for(planted: Reported) -> None:
-    truth, found = planted.truth, planted.found
+    truth, found = planted.truth, planted.measured
     lines = found["lines"]
     assert lines["read"] == truth.lines
     assert lines["read"] == lines["anchors"] + sum(lines["good"].values()) + lines["bad"]
@@ -168,7 +168,7 @@ def test_every_line_is_accounted_for(planted: Reported) -> None:
 
 
 def test_every_broker_and_publisher_is_there(planted: Reported) -> None:
-    truth, found = planted.truth, planted.found
+    truth, found = planted.truth, planted.measured
     brokers = {row["broker"]: row for row in found["brokers"]}
     assert sum(row["confirmed"] for row in brokers.values()) == truth.confirmed
     assert sum(row["deliveries"] for row in brokers.values()) == truth.deliveries
@@ -186,7 +186,7 @@ def test_every_broker_and_publisher_is_there(planted: Reported) -> None:
 
 
 def test_suspects_can_be_looked_up(planted: Reported) -> None:
-    found = planted.found
+    found = planted.measured
     verdicts = {row["message_id"]: row["verdict"] for row in found["suspects"]}
     assert sorted(verdicts.values()) == sorted(
         ["lost"] * 3 + ["altered"] * 2 + ["unexplained"] * 2 + ["orphan"] * 2
@@ -206,7 +206,7 @@ def test_tables_are_kept_for_other_tools(session: SparkSession, planted: Reporte
 
 
 def test_times_are_seconds_since_the_start(planted: Reported) -> None:
-    run, found = planted.run, planted.found
+    run, found = planted.run, planted.measured
     kill = next(one for one in found["run"]["incidents"] if one["kind"] == "kill")
     at_ns = next(one.at_ns for one in run.manifest.incidents if one.kind == "kill")
     assert kill["at_s"] == (at_ns - run.manifest.start_ns) / 1e9
@@ -232,10 +232,10 @@ def test_the_page_needs_nothing_beside_it_and_has_every_fact(planted: Reported) 
         "Publishes ended 390 confirmed, 7 unknown, 2 refused, 1 unroutable.",
         "per kill at most about the prefetch of 200 for each consumer",
         "their wall clocks differed by up to",
-        *(row["message_id"] for row in planted.found["suspects"]),
+        *(row["message_id"] for row in planted.measured["suspects"]),
     ):
         assert text in page.text
-    json.loads(json.dumps(planted.found))
+    json.loads(json.dumps(planted.measured))
 
 
 def test_the_text_is_two_screenfuls(planted: Reported) -> None:
@@ -268,7 +268,7 @@ def test_a_run_without_any_event_is_reported(session: SparkSession, tmp_path: Pa
         path.write_text(path.read_text().partition("\n")[0] + "\n")
     answer = report.measure(run_in(session, tmp_path))
     assert answer.page.faults == ("nothing was published",)
-    assert answer.found["imbalance"] == dict.fromkeys(
+    assert answer.measured["imbalance"] == dict.fromkeys(
         ("confirmed", "confirmed_per_s", "deliveries")
     )
     assert "nothing was published" in render_html(answer.page)
@@ -279,7 +279,7 @@ def test_a_folder_with_publishes_alone_loses_all(session: SparkSession, tmp_path
     for path in (tmp_path / "run").glob("delivered-*"):
         path.unlink()
     answer = report.measure(run_in(session, tmp_path))
-    assert (answer.found["lost"], answer.found["delivered"]) == (truth.expected, 0)
+    assert (answer.measured["lost"], answer.measured["delivered"]) == (truth.expected, 0)
     assert "80 confirmed and never delivered" in render_html(answer.page)
 
 

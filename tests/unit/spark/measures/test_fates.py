@@ -243,7 +243,7 @@ def test_a_new_day_costs_the_rows_of_its_files_however_long_the_run_is(
                 ]
                 kept.lay(f"{kind.__name__}-{day}", rows)
             run = kept.run(session)
-            fates.made_anew(session, kept.lake, run.ingested)
+            fates.refresh_fates(session, kept.lake, run.ingested)
         return sum(read for stage, read in rows_read(session).items() if stage not in before)
 
     days(0)

@@ -240,8 +240,8 @@ async def test_everything_is_told_again_when_a_queue_is_gone(rig: Rig) -> None:
 
 
 async def test_names_are_counted_now_and_come_alone_with_all_their_clients(rig: Rig) -> None:
-    rig.clients.seen("a@h", "orders/billing", 0, monotonic_ms())
-    rig.clients.seen("b@h", "queue:jobs", 0, monotonic_ms())
+    rig.clients.note_request("a@h", "orders/billing", 0, monotonic_ms())
+    rig.clients.note_request("b@h", "queue:jobs", 0, monotonic_ms())
     rig.upkeep.there[PARKED] = (1, 0)
     told = await rig.ask(names=["orders/billing"])
     assert set(told.rows) == {("orders/billing", "sub"), ("orders/billing", "park")}
