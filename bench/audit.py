@@ -88,7 +88,7 @@ class PublisherAudit:
 class Audit:
     """The result of an audit. outcomes: outcome -> publishes. bad_lines: reason -> lines not understood.
 
-    found: name of `FAULTS` -> count, for faults that are not counted by subscription. allowed: names of
+    run_faults: name of `FAULTS` -> count, for faults that are not counted by subscription. allowed: names of
     faults that do not fail the audit.
     """
 
@@ -96,7 +96,7 @@ class Audit:
     complete: bool
     published: int = 0
     outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
-    found: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULTS, 0))
+    run_faults: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULTS, 0))
     allowed: tuple[str, ...] = ()
     subscriptions: list[SubscriptionAudit] = field(default_factory=list)
     brokers: dict[str, BrokerAudit] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Audit:
     @property
     def counts(self) -> dict[str, int]:
         """The faults that were found: name of `FAULTS` -> count."""
-        every = self.found | {
+        every = self.run_faults | {
             "lost": self.total("lost"),
             "late": self.total("late"),
             "unexplained": self.doubled("unexplained"),
@@ -232,7 +232,7 @@ def audit(manifest: Manifest, events: Events, allow: Iterable[str] = ()) -> Audi
             wrong |= _judge_deliveries(result, entry, sent, got, kills)
             wrong |= _judge_expected(result, entry, sent, got, manifest.last_owed_ns)
             entry.late = _late(sent, got, renumbered)
-    result.found |= {
+    result.run_faults |= {
         "altered": result.total("altered"),
         "orphan": result.total("orphans"),
         "unexpected": result.total("unexpected"),
@@ -242,7 +242,7 @@ def audit(manifest: Manifest, events: Events, allow: Iterable[str] = ()) -> Audi
         manifest.grace_ns
         and manifest.grace_ns > (_end_ns(manifest, events) - manifest.start_ns) / 2
     ):
-        result.found["pending"] = result.total("pending")
+        result.run_faults["pending"] = result.total("pending")
     _judge_records(result, manifest, events)
     _measure_gaps(result, events.published, _end_ns(manifest, events))
     return result
@@ -451,7 +451,7 @@ def _judge_messages(
     for row in delivered:
         message_id, at_ns = row["message_id"], int(row["received_ns"])
         first_ns[message_id] = min(at_ns, first_ns.get(message_id, at_ns))
-    found = result.found
+    found = result.run_faults
     for message_id, message in sent.items():
         came_ns = first_ns.get(message_id)
         found["reused"] += message.is_reused
@@ -473,7 +473,7 @@ def _judge_records(result: Audit, manifest: Manifest, events: Events) -> None:
     missing = sum(each.missing for each in result.publishers.values())
     # Of rows that were dropped, and of lines that are not understood, the number is known already.
     known = sum(each.dropped for each in left_out) + sum(events.bad.values())
-    result.found |= {
+    result.run_faults |= {
         "missing": max(0, missing - known),
         "absent": len(events.absent),
         "unread": len(events.unread),
@@ -482,7 +482,7 @@ def _judge_records(result: Audit, manifest: Manifest, events: Events) -> None:
         "silent": len(set(manifest.publishers) - result.publishers.keys()),
     }
     shares = {each.share for each in left_out}
-    result.found["shares"] = len(left_out) if len(shares) > 1 else 0
+    result.run_faults["shares"] = len(left_out) if len(shares) > 1 else 0
 
 
 def _end_ns(manifest: Manifest, events: Events) -> int:

@@ -481,7 +481,7 @@ class AsyncConsumer:
             driver = self._started()
         delivery = driver.take()
         if delivery is None:
-            driver.asked()
+            driver.resume_idle()
         elif self._config.at_most_once:
             driver.ack(delivery)
         return delivery

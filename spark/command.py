@@ -67,13 +67,13 @@ CODES: Codes = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a job. found: for other programs, as JSON; page: for people.
+    """The result of a job. measured: for other programs, as JSON; page: for people.
 
     broken: the verdict where a fault breaks the promise; unshown: where others leave it open; "" for the
     verdict of the page.
     """
 
-    found: Mapping[str, Any]
+    measured: Mapping[str, Any]
     page: Page
     broken: str = ""
     unshown: str = ""

@@ -129,14 +129,14 @@ class Fates:
 
     lost: pairs of a confirmed message and a subscription that never had it. doubled: deliveries after the
     first of a pair. late: first deliveries after a later one of that publisher and broker, at one consumer.
-    strange: deliveries of messages that no publisher has sent. unknown: messages of unknown outcome; found:
+    strange: deliveries of messages that no publisher has sent. unknown: messages of unknown outcome; unknown_delivered:
     pairs of these that were delivered. examples: fault -> names.
     """
 
     published: int = 0
     confirmed: int = 0
     unknown: int = 0
-    found: int = 0
+    unknown_delivered: int = 0
     expected: int = 0
     delivered: int = 0
     lost: int = 0
@@ -227,7 +227,7 @@ def _judge_subscription(
         confirmed, came = outcome == CONFIRMED, times > 0
         fates.expected += int(confirmed.sum())
         fates.delivered += int((confirmed & came).sum())
-        fates.found += int(((outcome == UNKNOWN) & came).sum())
+        fates.unknown_delivered += int(((outcome == UNKNOWN) & came).sum())
         fates.doubled += int(np.maximum(times - 1, 0).sum())
         missing = np.flatnonzero(confirmed & ~came)
         fates.lost += len(missing)

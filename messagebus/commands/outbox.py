@@ -196,13 +196,13 @@ async def _relay(
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def asked() -> None:
+    def stop_requested() -> None:
         stopped.set()
         for each in (signal.SIGTERM, signal.SIGINT):  # a second one ends the process
             loop.remove_signal_handler(each)
 
     for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, asked)
+        loop.add_signal_handler(each, stop_requested)
     server = None if metrics is None else _serve(metrics, names, relay)
     try:
         await relay.start(require="one")

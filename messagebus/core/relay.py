@@ -162,7 +162,7 @@ class RelayedRows:
         self._gaps: set[str] = set()
         """Keys of rows that were forgotten and that the read on its way leaves out: it skips them."""
         self._until_ms: Mapping[int, int] = {}
-        self._asked: Exchange | None = None
+        self._exchange: Exchange | None = None
         self._read_at_ms = 0
         self._pause = Pause()
         self._stopping = False
@@ -183,7 +183,9 @@ class RelayedRows:
     @property
     def is_settled(self) -> bool:
         """True when nothing is sent without an end, and the table knows every end."""
-        return not self.in_flight and not self._done and not self._failures and self._asked is None
+        return (
+            not self.in_flight and not self._done and not self._failures and self._exchange is None
+        )
 
     def is_quiet(self, shard: int) -> bool:
         """Return whether the shard may be let go: the table knows all that was sent of it."""
@@ -221,11 +223,11 @@ class RelayedRows:
     def exchange(self, now_ms: int) -> Exchange | None:
         """Return what to do with the table now; None: nothing, or an answer is awaited."""
         reads = self._may_read() and now_ms >= self._read_at_ms
-        if self._asked is not None or not (self._done or self._failures or reads):
+        if self._exchange is not None or not (self._done or self._failures or reads):
             return None
         held = tuple(self._held) if reads else ()
         full = tuple(k for k, ids in self._keys.items() if len(ids) >= KEY_ROWS_MAX)
-        self._asked = Exchange(
+        self._exchange = Exchange(
             tuple(self._done),
             tuple(self._failures),
             tuple(sorted(self._until_ms)) if reads else (),
@@ -235,7 +237,7 @@ class RelayedRows:
             self._limits.held_bytes_max - self._held_bytes if reads else 0,
         )
         self._done, self._failures = [], []
-        return self._asked
+        return self._exchange
 
     def exchanged(self, rows: Sequence[Row], now_ms: int) -> list[int]:
         """Record that the table knows what it was told; take the rows that it gave.
@@ -243,7 +245,7 @@ class RelayedRows:
         Returns the ids of those that are new here.
         """
         size = sum(row.size for row in rows)
-        asked, self._asked = self._asked, None
+        asked, self._exchange = self._exchange, None
         assert asked is not None
         for done in asked.delete:
             self._forget(done)
@@ -258,14 +260,14 @@ class RelayedRows:
 
     def exchange_failed(self) -> None:
         """Keep what the table may not know: it is told again."""
-        asked, self._asked = self._asked, None
+        asked, self._exchange = self._exchange, None
         assert asked is not None
         self._gaps = set()
         self._done[:0] = asked.delete
         self._failures[:0] = asked.failures
 
     def _may_read(self) -> bool:
-        if self._stopping or not self._until_ms or self._asked is not None:
+        if self._stopping or not self._until_ms or self._exchange is not None:
             return False
         # Half of what fits, or nothing: a read that returns a few rows costs as much as a full one.
         return (
@@ -412,5 +414,5 @@ class RelayedRows:
                 ids.remove(row.id)
                 if not ids:
                     del self._keys[row.key]
-        if self._asked is None:
+        if self._exchange is None:
             self._gaps = set()

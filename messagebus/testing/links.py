@@ -165,22 +165,22 @@ class MemoryLink:
     def confirm(self, answers: list[tuple[int, bool, bool]]) -> None:
         """Bring confirms. Under the lock."""
 
-        def told() -> None:
+        def deliver() -> None:
             for tag, multiple, ok in answers:
                 self.transport.on_confirm(tag, multiple, ok)
 
-        self._brokers.bring(lambda: self._read_soon(self._answers.append, told))
+        self._brokers.bring(lambda: self._read_soon(self._answers.append, deliver))
 
     def send_back(self, exchange: str, key: str, message_id: str) -> None:
         """Bring a returned publish. Under the lock."""
         method = SimpleNamespace(exchange=exchange, routing_key=key)
         properties = SimpleNamespace(message_id=message_id)
 
-        def told() -> None:
+        def deliver() -> None:
             for callback in self.channel.on_return:
                 callback(self.channel, method, properties, b"")
 
-        self._brokers.bring(lambda: self._read_soon(self._answers.append, told))
+        self._brokers.bring(lambda: self._read_soon(self._answers.append, deliver))
 
     def end(self, code: int, reason: str) -> None:
         """Close the channel, as the broker does. Under the lock."""
@@ -200,11 +200,15 @@ class MemoryLink:
     def _read(self) -> None:
         """Read all that has come, and run the callbacks once. On the loop."""
         self._woken = False
-        deliveries, told, on_contents = self._deliveries, self._answers, self.transport.on_contents
+        deliveries, deliver, on_contents = (
+            self._deliveries,
+            self._answers,
+            self.transport.on_contents,
+        )
         if deliveries and self.is_open:
             on_contents([deliveries.popleft() for _ in range(len(deliveries))])
-        while told and (self.is_open or self._end is None):
-            told.popleft()()
+        while deliver and (self.is_open or self._end is None):
+            deliver.popleft()()
         if self.is_open:
             self.transport.on_turn()
             self.transport.flush()
@@ -219,7 +223,7 @@ class MemoryLink:
         self._calls.add(answered)
         found: list[Any] = [None]
 
-        def told() -> None:
+        def deliver() -> None:
             if not answered.done():
                 answered.set_result(found[0])
 
@@ -230,9 +234,9 @@ class MemoryLink:
             attached = self.taker is not None  # attaching itself is never slow
             found[0] = getattr(self, f"_{method}")(**arguments)
             if attached:
-                self._brokers.bring(lambda: self._read_soon(self._answers.append, told))
+                self._brokers.bring(lambda: self._read_soon(self._answers.append, deliver))
             else:
-                self._read_soon(self._answers.append, told)
+                self._read_soon(self._answers.append, deliver)
 
         try:
             self._brokers.reading.do(carry_out)

@@ -39,7 +39,7 @@ try:
     lake, events = Lake(place_of(f"{address}/lake")), place_of(f"{address}/events")
     read = [len(ingest(session, lake, plan(events, lake)).read) for _ in range(2)]
     answer = audit.measure(Run(session, lake, ingested(lake, "run-1"), None))
-    deliveries = sum(row["deliveries"] for row in answer.found["subscriptions"])
+    deliveries = sum(row["deliveries"] for row in answer.measured["subscriptions"])
     print("found", json.dumps([read, deliveries, list(answer.page.faults)]))
 finally:
     cluster.shutdown()

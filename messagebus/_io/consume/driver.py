@@ -86,7 +86,7 @@ class ConsumeDriver:
             chain=chain,
             on_turn=self._turn,
             on_ready=self._hand_out,
-            on_back=self.asked,
+            on_back=self.resume_idle,
         )
         """The stages between the links and the application."""
         self.inbox = inbox = Inbox(source, way, answers, self._hand_out)
@@ -212,10 +212,10 @@ class ConsumeDriver:
             return None
         return self._take()
 
-    def asked(self) -> None:
+    def resume_idle(self) -> None:
         """Resume idle links: the application waits for a delivery."""
         if self.links.idle and not self._paused:
-            self.links.idle.asked()
+            self.links.idle.resume()
 
     def put_back(self, deliveries: list[Delivery]) -> None:
         """Hand out next the deliveries taken last, which the application never saw."""
@@ -228,11 +228,11 @@ class ConsumeDriver:
 
     def resume(self) -> None:
         self._paused = False
-        self.asked()
+        self.resume_idle()
         self._wake()
 
     def rest(self, prefetch: int) -> None:
-        """Give back what nobody has taken, and consume again when `asked`, with this prefetch."""
+        """Give back what nobody has taken, and consume again when `resume_idle`, with this prefetch."""
         if self.links.segments is None:
             self.links.prefetch = prefetch
         self.links.idle.rest()

@@ -67,7 +67,7 @@ class IdleLinks:
             return
         self._looked_ns = now_ns
         if self._was_full and not self._way.plain.is_full:
-            self.asked()
+            self.resume()
         before_ns = now_ns - self._age_ns
         found = {broker for broker in self._inbox.brokers if self._is_old(broker, before_ns)}
         taken: dict[str, list[Delivery]] = {}
@@ -119,7 +119,7 @@ class IdleLinks:
         """Stay idle on a new link."""
         self._brokers.add(broker)
 
-    def asked(self) -> None:
+    def resume(self) -> None:
         """Consume again from idle brokers: the application asks for deliveries, and there are none."""
         brokers, self._brokers = self._brokers, set()
         self._was_full = False

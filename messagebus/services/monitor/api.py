@@ -103,7 +103,7 @@ OF: dict[str, Callable[[Board], Any]] = {
 }
 
 
-async def told(monitor: Monitor, request: Request, who: Principal) -> Response:
+async def answer_part(monitor: Monitor, request: Request, who: Principal) -> Response:
     """Answer with one part of the snapshot, or the last events."""
     what = request.path_params["what"]
     monitor.watch.looking(all_clients=what == "clients")

@@ -490,7 +490,7 @@ ADDRESSES = (
     Address("/trace", Role.VIEWER, _trace, cost=RENDERED),
     Address("/metrics", Role.VIEWER, api.metrics),
     Address("/api/v1/trace/{id}", Role.VIEWER, api.trace, cost=RENDERED),
-    Address("/api/v1/{what}", Role.VIEWER, api.told, cost=RENDERED),
+    Address("/api/v1/{what}", Role.VIEWER, api.answer_part, cost=RENDERED),
     Address("/subscriptions/{name:path}/series", Role.VIEWER, _series),
     Address("/queues/{name}/series", Role.VIEWER, _series),
     *(Address(path, Role.VIEWER, _live, cost=RENDERED) for path in PAGES),

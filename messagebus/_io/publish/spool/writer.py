@@ -62,15 +62,15 @@ class Pace:
         self.sent = 0
         """Messages sent from the spool so far."""
         # As of the last tick, and those for which others were written.
-        self._seen = self._paid = 0
+        self._sent_before = self._paid = 0
         self._progress_ms = -PROGRESS_MS
 
     def tick(self, now: int) -> None:
         """Note whether something was sent since the last tick."""
-        if self._seen != self.sent:
+        if self._sent_before != self.sent:
             if not self.is_sending(now):
                 self._paid = self.sent
-            self._seen, self._progress_ms = self.sent, now
+            self._sent_before, self._progress_ms = self.sent, now
 
     def is_sending(self, now: int) -> bool:
         """Return whether messages were sent lately."""

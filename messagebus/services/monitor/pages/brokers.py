@@ -37,7 +37,7 @@ from messagebus.terminal import plural
 class BrokerRow:
     """One broker in a table. state, words: as of `state_of`. rates: None where they are not known."""
 
-    seen: ObservedBroker
+    observed: ObservedBroker
     sums: BrokerSum
     state: State
     words: str
@@ -46,22 +46,24 @@ class BrokerRow:
 
     @property
     def is_stale(self) -> bool:
-        return self.seen.answer is None or self.seen.is_away
+        return self.observed.answer is None or self.observed.is_away
 
     @property
     def spark(self) -> Spark:
         """Its curve of published messages, made for the rows that are shown."""
-        return curve(self.board.view.history.of(f"broker:{self.seen.broker}"), ARRIVING, self.board)
+        return curve(
+            self.board.view.history.of(f"broker:{self.observed.broker}"), ARRIVING, self.board
+        )
 
     @property
     def room(self) -> Room | None:
-        return self.seen.last.room if self.seen.last else None
+        return self.observed.last.room if self.observed.last else None
 
     @property
     def links(self) -> int | None:
         """Its connections; where they are not known, the clients that ask its agent."""
-        answer = self.seen.answer
-        if answer is None or self.seen.is_away:
+        answer = self.observed.answer
+        if answer is None or self.observed.is_away:
             return None
         known = answer.room.connections if answer.room else None
         return answer.client_count if known is None else known
@@ -74,11 +76,11 @@ class BrokerRow:
 
     @property
     def mirror(self) -> Mirror | None:
-        return self.seen.answer.state.mirror if self.seen.answer else None
+        return self.observed.answer.state.mirror if self.observed.answer else None
 
     @property
     def version(self) -> str:
-        return self.seen.last.state.rabbitmq if self.seen.last else ""
+        return self.observed.last.state.rabbitmq if self.observed.last else ""
 
     @property
     def rank(self) -> float:
@@ -92,7 +94,7 @@ def brokers(board: Board, query: Query, settings: Settings) -> Values:
     rows = broker_rows(board)
     return {
         "title": "Brokers",
-        "brokers": [(row.seen.broker, row) for row in rows],
+        "brokers": [(row.observed.broker, row) for row in rows],
         "broker_note": f"{len(rows)} on list generation {board.view.bus.generation}",
         "balancers": balancers(board),
         "faults": [seen for seen in board.view.bus.brokers if seen.fault and not seen.is_away],
@@ -107,7 +109,9 @@ def broker_row(observed: ObservedBroker, board: Board) -> BrokerRow:
     sums, view = board.brokers[observed.broker], board.view
     state, words = state_of(observed, sums.waiting, view.now_ms)
     rates = view.through.get(observed.broker) if observed.answer else None
-    return BrokerRow(seen=observed, sums=sums, state=state, words=words, rates=rates, board=board)
+    return BrokerRow(
+        observed=observed, sums=sums, state=state, words=words, rates=rates, board=board
+    )
 
 
 def state_of(observed: ObservedBroker, waiting: int | None, now_ms: int) -> tuple[State, str]:
@@ -186,8 +190,8 @@ def _waiting(place: Place) -> int:
 
 
 def _tiles(row: BrokerRow) -> list[Tile]:
-    sums, rates, answer, board = row.sums, row.rates, row.seen.answer, row.board
-    series = board.view.history.of(f"broker:{row.seen.broker}")
+    sums, rates, answer, board = row.sums, row.rates, row.observed.answer, row.board
+    series = board.view.history.of(f"broker:{row.observed.broker}")
 
     def line(figure: int) -> Spark:
         return curve(series, figure, board, *TILE_SPARK)

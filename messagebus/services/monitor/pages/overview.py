@@ -58,9 +58,9 @@ def overview(
         "noticed": len(board.view.noticed),
         "is_partial": bool(board.without),
         "troubled": sum(each.is_troubled for each in board.sources.values()),
-        "unwell": [row.seen.broker for row in rows if row.state == "bad"],
+        "unwell": [row.observed.broker for row in rows if row.state == "bad"],
         "tiles": _bus_tiles(board, settings),
-        "brokers": [(row.seen.broker, row) for row in (worst if are_many else rows)],
+        "brokers": [(row.observed.broker, row) for row in (worst if are_many else rows)],
         "broker_note": (
             f"{len(rows)} on list generation {board.view.bus.generation}"
             + (f", the {WORST_BROKERS} worst" if are_many else "")

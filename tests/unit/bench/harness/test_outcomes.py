@@ -103,7 +103,7 @@ def test_a_subscription_is_owed_the_messages_of_its_own_topic() -> None:
 def test_unknown_outcomes_are_resolved_and_refused_ones_are_owed_to_nobody() -> None:
     outcomes = {0: np.array([CONFIRMED, UNKNOWN, UNKNOWN, OTHERWISE], dtype=np.uint8)}
     found = audit(outcomes, [received([0, 1])])
-    assert (found.unknown, found.found, found.lost, found.expected) == (2, 1, 0, 1)
+    assert (found.unknown, found.unknown_delivered, found.lost, found.expected) == (2, 1, 0, 1)
     assert found.refused == 1
 
 
