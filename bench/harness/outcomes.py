@@ -129,8 +129,8 @@ class Fates:
 
     lost: pairs of a confirmed message and a subscription that never had it. doubled: deliveries after the
     first of a pair. late: first deliveries after a later one of that publisher and broker, at one consumer.
-    strange: deliveries of messages that no publisher has sent. unknown: messages of unknown outcome; unknown_delivered:
-    pairs of these that were delivered. examples: fault -> names.
+    strange: deliveries of messages that no publisher has sent. unknown: messages of unknown outcome;
+    unknown_delivered: pairs of these that were delivered. examples: fault -> names.
     """
 
     published: int = 0

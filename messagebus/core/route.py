@@ -15,6 +15,14 @@ Links are numbered by the dial that made them.
 `backoff_ms` is the wait before the next try, here and wherever else something is dialled or asked again.
 """
 
+#   no link ─ Dial, and again halfway ─▶ opened ─ Adopt ─▶ linked ─ leave, renew, abandon ─▶ moving ─┐
+#      ▲  └─ failed: back-off               │               │  ▲                                       │
+#      │                                    │               │  └── Adopt, or MOVE_TRIES_MAX: it stays ◀┘
+#      └── HangUp: its broker is avoided ◀──┴───── lost ◀───┘
+#
+# The driver calls `opened`, `lost`, `leave`, `renew`, `abandon` and `tick`, and carries out what these
+# return.
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -4,6 +4,17 @@
 publishes. Neither holds a transaction open while it waits for the other side.
 """
 
+# INITIALIZED ─ start ─▶ RUNNING ─ stop ─▶ STOPPED. Two tasks, which wake each other:
+#
+#   _exchange_all ─ leases of shards, ends of rows, new rows, in one transaction at a time ─▶ the database
+#        ▲ ends          │ rows
+#        │               ▼
+#   RelayedRows ─ take ─▶ _send_all ─ publish ─▶ the broker ─ its end ─▶ RelayedRows.ended
+#
+# Owners: `Shares` knows the shards of this relay, and until when; `RelayedRows` the state of each row;
+# `Session` the connection. `AsyncRelay` has the values of the rows (`_values`), the counts, and both
+# tasks.
+
 from __future__ import annotations
 
 import asyncio

@@ -200,15 +200,15 @@ class MemoryLink:
     def _read(self) -> None:
         """Read all that has come, and run the callbacks once. On the loop."""
         self._woken = False
-        deliveries, deliver, on_contents = (
+        deliveries, answers, on_contents = (
             self._deliveries,
             self._answers,
             self.transport.on_contents,
         )
         if deliveries and self.is_open:
             on_contents([deliveries.popleft() for _ in range(len(deliveries))])
-        while deliver and (self.is_open or self._end is None):
-            deliver.popleft()()
+        while answers and (self.is_open or self._end is None):
+            answers.popleft()()
         if self.is_open:
             self.transport.on_turn()
             self.transport.flush()

@@ -4,6 +4,15 @@ Statistics show the past: so zeros in two looks more than one interval apart, th
 queue that finds nothing. Messages that nobody will take are not waited for.
 """
 
+# What one look finds:
+#
+#   messages ─┬─ read, and moving ─────────────────▶ "left", in words: the runner waits
+#             ├─ read, and still for held_within_s ─▶ held: the check holds, or Blocked
+#             └─ unread for certain ────────────────▶ Blocked, or the check holds where they will be moved
+#   none ─────── twice, interval_s apart ─▶ basic.get on each queue ─▶ "" (empty), or counted wrongly: again
+#
+# The runner calls it until it returns "". Each `Steady` begins anew when its condition is broken.
+
 from __future__ import annotations
 
 import time

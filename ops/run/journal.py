@@ -4,6 +4,13 @@ A journal is a hint: it tells the past, not the present state. A step that erase
 (`ops.run.plan.Step.guard`, `ops.run.plan.Step.sealed_by`).
 """
 
+# A run:  no file ─ begin ─▶ NAME.jsonl ─ record, amend, take_back, seal ─▶ … ─ finish ─▶ NAME.TIME
+#                               │ killed: the file stays, and the next call resumes it
+#                               └─ abandon ─▶ NAME.abandoned.TIME
+#
+# The lock of the cluster (`ops.run.command`) lets one process write at a time; `open_runs` reads the
+# others' files, so that no playbook touches the brokers of an unfinished one.
+
 from __future__ import annotations
 
 import getpass

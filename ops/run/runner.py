@@ -1,5 +1,16 @@
 """The execution of a plan: commands, checks, journal. A `Runner` decides where a command runs."""
 
+# One step; whatever raises ends the run, which the same command resumes:
+#
+#   in the journal ─▶ passed over, unless it is fresh
+#   done() already ─────────────────┐
+#   guard ─▶ seal compared ─▶ commands ─▶ check, waited for ─▶ seal kept ─▶ recorded, with its proof
+#
+# Undo takes the begun steps from the last one on: undo_guard, the undo commands, taken back in the journal.
+#
+# Owners: the `Plan` is a value; the `Journal` has what was done; a `Runner` runs commands. This module holds
+# nothing between two steps.
+
 from __future__ import annotations
 
 import time

@@ -4,6 +4,15 @@ The only place where pika's exceptions become ours. Runs on one asyncio loop; ev
 called on it. A link is dialled once and never comes back: callers dial another one.
 """
 
+# States of a link; `_end` is set once, and says why:
+#
+#   dial ─▶ open ─┬─ close: polite, bounded ─────────┐
+#                 ├─ abort, hang_up ─────────────────┼─▶ not open: calls fail, `on_lost` is called
+#                 └─ broker or network ends it ──────┘     └─▶ ended: its socket is closed
+#
+# A `ChannelLink` is a channel of its own on the connection of its parent: it ends with the parent, and
+# the parent lives on without it.
+
 from __future__ import annotations
 
 import asyncio

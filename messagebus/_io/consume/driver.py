@@ -11,6 +11,14 @@
 Runs on one asyncio loop; every method must be called on it.
 """
 
+# Phases: made ─ start ─▶ handing out ◀─ resume, pause ─▶ paused
+#                               └─ stop ─▶ draining ─ answered, or drain_s is over ─▶ finishing ─▶ stopped
+#
+# Draining: `take` returns None, what was not taken goes back, answers are awaited. Finishing: copies and
+# the store's last turn, each up to FINISH_TIMEOUT_S, then the links are closed; a cancelled stop cuts
+# them. The faces (`Consumer`, `AsyncConsumer`) call it; its parts call `_wake`, `_turn` and `_hand_out`
+# back.
+
 from __future__ import annotations
 
 import asyncio

@@ -4,6 +4,16 @@
 lines. `_io.consume.run_in_threads` and `_io.consume.run_on_loop` call the handlers. Thread-safe.
 """
 
+# One run, begun by `run_on_loop` or `run_in_threads`, which call `returned` or `failed` at its end:
+#
+#   started ─┬─▶ returned ─▶ ack, or the answers that the handler gave
+#            ├─▶ failed ─▶ `core.attempts` decides ─▶ retry, park, reject or drop, once for each delivery
+#            └─▶ its time is over: `tick` answers as for a failure ─▶ ended_late, whenever it ends
+#
+# Owners: `Runs` knows what runs and until when; `Answering` (the consumer's driver) carries answers out,
+# and drops those of lost links; `Handling` has the counts and the log's bounds. Any thread may call it:
+# `_lock` guards counts and lines.
+
 from __future__ import annotations
 
 import asyncio

@@ -5,6 +5,16 @@ and partitioned publishes wait in a lane of their own: where one broker is left,
 `messagebus.publisher` has the same two lanes for calls of threads.
 """
 
+# INITIALIZED ─ start ─▶ RUNNING ─ stop ─▶ STOPPED, and one publish while it is RUNNING:
+#
+#   enter ─ there is room and nobody waits ─▶ the door takes it, in the caller's own turn
+#     └─ None ─▶ admit: hooks, then a ticket in its lane ─ its turn, and room ─▶ the drivers take it
+#                                                       ├─ its timeout ─▶ BacklogFull
+#                                                       └─ stop ─▶ Stopped
+#
+# Owners: a `Lane` has the tickets of those who wait, in their order; `Drivers` has the drivers, which
+# call `_on_room` at most once a turn. `AsyncPublisher` calls everything here, on its loop.
+
 from __future__ import annotations
 
 import asyncio

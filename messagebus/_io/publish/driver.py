@@ -8,6 +8,17 @@ A driver has a *route policy*, which says to what broker (`_io.publish.routes`),
 publishes in (`_io.publish.door`). Its `Links` dial, move and hang up. No driver is derived from another one.
 """
 
+# The way of one publish; each arrow is a call in one turn of the loop:
+#
+#   door.submit ─▶ waiting ─ pump, once a turn ─▶ in flight ─ answered ─▶ settle: its end
+#                   ▲   └─ its deadline has passed ────┼──────────────────▶ settle
+#                   └── its link is lost, tries left ◀─┴─ its link is lost, no try left ─▶ settle: unknown
+#
+# Owners: `PendingPublishes` has every publish and its state; `Links` the links, and which of them is
+# current; `Destinations` holds back what waits for a destination; a `DiskDoor` has what waits for the
+# disk. The driver has the turn (`is_woken`), the timers and the counters. `Admission`, `RedundantDrivers`
+# and `Partitions` call the door; links and destinations call `settle`, `wake` and `arm`.
+
 from __future__ import annotations
 
 import asyncio

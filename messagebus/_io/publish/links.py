@@ -4,6 +4,18 @@ One link is *current*: publishes go out on it. Those before it *retire*: they on
 RETIRE_MS behind their last byte. Runs on the driver's loop.
 """
 
+# States of a link, by the number of its dial:
+#
+#   dialling ─ Adopt ─▶ current ─ another one is adopted ─▶ retiring ─ owes nothing, or RETIRE_MS ─┐
+#      │  │                └─────────────┬──────────────────────┘                                  │
+#      │  │                              └─▶ lost: what it owes has no answer                      │
+#      │  └─ HangUp: its broker is to be left ──────────────────────────────────────▶ hung up ◀────┘
+#      └─ failed: `Route` says when the next dial is due
+#
+# Owners: `Route` decides on dials and moves, `Dialer` has the dials and what closes, `PendingPublishes`
+# knows what a link owes. `Links` has the open ones (`open`, `current`, `retiring`) and carries out the
+# actions.
+
 from __future__ import annotations
 
 import asyncio

@@ -9,6 +9,16 @@ A partition that moves is *sealed* first: what is sent comes back, and waits wit
 next home, in order, when that is open and the old one owes no answer.
 """
 
+# States of a partition, as its publisher sees them:
+#
+#   at home ─ something comes back ─▶ sealed ─ the next home is open, the old one owes nothing ─▶ there
+#      ▲                                └─ no agent knows of a move for SEALED_MS ─┐
+#      └────────────────── what came back ends as unroutable, the rest is sent ◀───┘
+#
+# Owners: a `_Topic` has the homes of its partitions, and the next ones; a `HomeBroker` the driver of one
+# broker; `Partitions` asks the agents, moves partitions, and retires brokers. It runs while there is a
+# topic.
+
 from __future__ import annotations
 
 import asyncio

@@ -10,6 +10,19 @@ consumer list of its own. Each driver has a backlog as large as configured: with
 publishes wait for room there, and all others go on.
 """
 
+# The second driver:  none ─ a redundant publish ─▶ there ─ IDLE_MS without one ─▶ stopped
+#
+# A publish is a `RedundantPublish`, which is the first copy, with a `PublishCopy` as its twin:
+#
+#   submit ─┬▶ memory of one driver ─────▶ confirmed ─┐
+#           └▶ memory of the other one ──▶ confirmed ─┴▶ the publish judges both ends, and has its own
+#                 │  ▲
+#                 └──┘ displaced: the link leads to the other driver's broker, which takes the copy over
+#
+# A driver is stuck without a link for copies. After ALONE_MS of it, a publish that prefers two brokers
+# goes out once, or its waiting copy is withdrawn (`_downgrade`); one that requires two waits for its
+# deadline.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,15 @@
 """Deliveries for callers: one consumer a subscription and login, leases, and the demand of callers."""
 
+# A delivery:  buffered by the consumer ─ pull ─▶ leased ─┬─ ack, retry, park ─▶ answered
+#                                                         ├─ release, a cancelled call, lost rights ─▶ nacked
+#                                                         └─ its time is over ─▶ nacked, counted
+#
+# A reader:    none ─ first caller ─▶ attached ─ nobody asks ─▶ rests, its buffer given back ─▶ let go
+#
+# Owners: `Leases` has who holds what until when, `Demand` how many callers wait for; a `Reader` has one
+# consumer; `Pulls` has them all, ticks each TICK_MS, and is called by HTTP requests and WebSockets on one
+# loop.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,12 @@
 """The life of a gateway: start, health, and a polite end at SIGTERM."""
 
+# serving ─ SIGTERM ─▶ not ready, for drain_s: balancers leave ─▶ ending: pulls end, leases get grace_s
+#                              stopped ◀─ readers, publishers and the admin port are closed ◀─┘
+#
+# Owners: `Pulls` has deliveries, `Publishers` the clients that publish, `People` who may do what;
+# `Gateway` has the servers, and the tasks that close idle clients and take back what rights no longer
+# cover.
+
 from __future__ import annotations
 
 import asyncio

@@ -3,6 +3,16 @@
 Without an audit on disk, or without the operators' token, nothing is done. Runs on one loop.
 """
 
+# States of a plan; the page shows them:
+#
+#   open ─ run, with its token ─▶ checking ─ as planned, and recorded ─▶ running ─▶ done
+#                                    └─▶ failed ◀──────────────────────────┼─▶ cancelled, between two messages
+#                                                                          └─▶ failed
+#
+# Owners: `plans` judges what an order would touch and whether that has changed; `Watch` has the board and
+# the event log; `Actions` has the plans, the last PLANS_KEPT of them, and one task for each run. One run
+# at a time of each subject.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,13 @@
 """The observation that never ends: asks all agents, keeps history and events, wakes those who look."""
 
+# One observation:  ask all agents ─▶ conclude: rates, rules, events ─▶ board ─▶ history, log ─▶ `number`
+#
+# It is repeated each second or so while somebody looks (`looking`, for LOOKED_AT_S), else each
+# REST_EVERY_S, and at once when an agent says that something has changed.
+#
+# Owners: the asker has the agents' last answers, `Concluding` what was so before, `History` the series,
+# `EventLog` the disk. Pages read `board` and wait with `next`; nobody else writes it.
+
 from __future__ import annotations
 
 import asyncio

@@ -4,6 +4,13 @@ A spooled message is sent like any other publish, and its record is done after t
 publisher's loop.
 """
 
+# A record:  on the disk ─ wanted in this pass, and there is room ─▶ under way ─▶ confirmed: done
+#                ▲                                                      ├─▶ not taken: a later pass
+#                └──────────────────────────────────────────────────────┴─▶ withdrawn: a stop, no broker
+#
+# Owners: `SpoolIndex` has the state of each record and lane; `Room` bounds what is under way; the
+# `Keeper` deletes a segment when all of it is done. The door says whether brokers take messages now.
+
 from __future__ import annotations
 
 import asyncio

@@ -4,6 +4,13 @@ All that wait are written together, with one fdatasync, and end as spooled after
 take waits, up to its deadline. Runs on the publisher's loop.
 """
 
+# A publish:  add ─▶ queued ─ in a group, one fdatasync ─▶ being written ─▶ spooled
+#                      ├─ a broker takes it: taken out             └─ the disk hangs: unknown, late
+#                      └─ its deadline: refused, or unknown if a broker may have it
+#
+# The disk:   TAKING ─ no room ─▶ FULL ─ files were deleted ─▶ TAKING
+#             TAKING ─ a write fails ─▶ FAILING ─ the next write works, after DISK_RETRY_MS ─▶ TAKING
+
 from __future__ import annotations
 
 import asyncio
