@@ -3,16 +3,6 @@
 Everything runs on one asyncio loop; only files are written in threads.
 """
 
-# Owners, and who calls whom:
-#
-#   ListFile ── list_changed ─▶ Topology ◀── HTTP routes, Expiry, Moves      the map, agreed with the peers
-#                                  │ wake
-#                                  ▼
-#   Management, Loads ────────▶ Upkeep ◀── Answering, Moves                  the own broker, the gate
-#
-# `Store` has what is on disk, `Peers` the other agents. `Service` makes them, runs each as a task that
-# begins again after a fault of its own (`_kept`), and joins their states into one verdict for balancers.
-
 # Service ─┬─ Store                 map, operators' drain and report on disk
 #          ├─ ListFile, Clients     the consumer list here, and the clients that have applied it
 #          ├─ Upkeep                the own broker: link, gate, applied map, partitions, losses

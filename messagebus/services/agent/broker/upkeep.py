@@ -7,17 +7,6 @@ A queue that vanishes is recorded in `losses`, and made again. Its messages, and
 are lost: that is why it is reported.
 """
 
-# The life of the link, in `run`, for ever:
-#
-#   dial ─▶ look at the gate ─▶ births, revivals ─▶ open ─▶ _keep ─ link lost ─▶ let go, pause ─▶ dial
-#                └─ shut: a new life of the broker, so a majority is read again (`on_new_life`)
-#
-# `_keep`, at each wake and each AUDIT_INTERVAL_S:  bring_about ─▶ gate open, if it may ─▶ audit ─▶ wait
-#
-# Owners: `Applied` knows what of the map is there; `Reconciler` makes the rest, `Losses` has what
-# vanished, `Gate` the state of the gate, `OwnLink` the link. `_lock` is held for each change of the
-# broker; routes, moves and expiry take it through `seal`, `make_again` and `gate_is_shut`.
-
 # Each state has one owner, and only the upkeep takes the lock:
 #
 #   Upkeep ─ lock, loop, wake ─┬─ OwnLink      the AMQP link: dialled, open, lost
