@@ -44,7 +44,7 @@ from bench.figures.figure import Figure
 from bench.figures.results import check_keeping, keep
 from bench.harness.coordinator import conduct
 from bench.harness.interface import Running, durability, started
-from bench.harness.workers import made, make_empty_folder
+from bench.harness.workers import make_empty_folder, make_folder
 from bench.load.profile import Profile, places
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
@@ -157,7 +157,7 @@ def run(
     if profile in WORKLOADS and system is None:
         if live:
             raise InputInvalid("--live: of one profile, no workload")
-        made(place)
+        make_folder(place)
         results = work_through(profile, place, network, repeat=repeat, part=part, publish=publish)
     else:
         if part > 1 or publish:
@@ -298,7 +298,9 @@ def compare(
     else:
         wanted = (profile_of(first), profile_of(second))
         refuse_unlike(*wanted, any_durability=unlike_durability)
-        place = made(folder or CHECKOUT / "out" / f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
+        place = make_folder(
+            folder or CHECKOUT / "out" / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
+        )
         found = one_by_one(paired_steps(*wanted, repeat), place, network)
         a, b = ([found[name] for name in sorted(found) if name.startswith(arm)] for arm in "ab")
     refuse_unlike_machines(a, b)
@@ -363,7 +365,7 @@ def knee(profile: str, p99_max_s: float, top: float, folder: Path | None, networ
             f"--top {top:g}, --p99-max-s {p99_max_s:g}: finite numbers, and a top of "
             f"{schedule.rate_per_s:g} or more, the profile's own rate"
         )
-    place = made(folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}")
+    place = make_folder(folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}")
     search = Knee(first=schedule.rate_per_s, top=top)
     runs: list[str] = []
     tries: list[tuple[str, str]] = []

@@ -16,7 +16,7 @@ from lb import lint, runtime
 from lb.apply import Applied, apply, check
 from lb.errors import ApplyFailed, BalancerUnreachable, LbError, NotReached
 from lb.hosts import Machine
-from lb.runtime import SAID, ServerState
+from lb.runtime import STATES_BY_AGENT, ServerState
 from messagebus.errors import ConfigError
 
 OpenSocket = Callable[[Balancer], AbstractContextManager[Path]]
@@ -135,7 +135,7 @@ def set_weight(fleet: Fleet, name: str, weight: int) -> BrokerStates:
 def _refuse_living(fleet: Fleet, name: str) -> None:
     """Raise LbError when a broker's agent answers: each of its `ready` would undo an order by hand."""
     for balancer, state in fleet.look(name).shown.items():
-        if state.agent in SAID:
+        if state.agent in STATES_BY_AGENT:
             raise LbError(
                 f"the agent of {name} answers {balancer} and would undo it: see `lb drain`"
             )

@@ -323,7 +323,7 @@ class Consumer:
         """Ask idle links for deliveries, because none is here."""
         thread, driver = self._running()
         if driver.links.idle:
-            thread.try_call_soon(driver.asked)
+            thread.try_call_soon(driver.resume_idle)
 
     def receive_immediate(self) -> Delivery | None:
         """Return a delivery that has already arrived, or None."""

@@ -17,11 +17,11 @@ from ops.errors import CODES
 LATER = {
     "add": ("ops.playbooks.cli:add", "Add the broker NAME while everything runs."),
     "backup": ("ops.backup.cli:backup", "Back up a cluster, without messages, to ARCHIVE."),
+    "bootstrap": ("ops.playbooks.cli:bootstrap", "Start a new cluster for the first time."),
     "check": ("ops.cluster.checkup:check", "Compare the inventory with the running cluster."),
     "compose": ("ops.provision.compose:compose", "Write a compose file: a bus in containers."),
     "dashboards": ("ops.monitoring.dashboards:command", "Write dashboards for Grafana."),
     "drbd": ("ops.mirror.cli:drbd", "Manage the mirror of a broker's disk."),
-    "found": ("ops.playbooks.cli:found", "Start a new cluster for the first time."),
     "hangup": ("ops.playbooks.step_commands:hangup", "Close connections of publishers to NAME."),
     "hold": ("ops.playbooks.step_commands:hold", "Keep publishers away from NAME by its agent."),
     "inventory": ("ops.playbooks.step_commands:inventory", "Edit the inventory."),

@@ -22,7 +22,7 @@ PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Result of one case. told: why it failed, or a figure."""
+    """Result of one case. detail: why it failed, or a figure."""
 
     number: int
     name: str

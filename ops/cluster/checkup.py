@@ -25,7 +25,7 @@ from messagebus.broker import BrokerList
 from messagebus.commands.exits import Exit
 from messagebus.errors import ConfigError, ListInvalid
 from messagebus.observing.rules import RULES, Past
-from messagebus.observing.snapshot import Answer, Bus, Seen
+from messagebus.observing.snapshot import Answer, Bus, ObservedBroker
 from messagebus.terminal import plural, say
 from messagebus.tls import TlsFiles, certificate_fault
 from ops.cluster import definitions
@@ -110,7 +110,7 @@ def of_observed(name: str, answer: Answer) -> Iterator[Finding]:
     if state.verdict != "ready":
         reason = state.reason or "no reason given"
         yield Finding(name, f"takes no new publishers: {state.verdict}, {reason}")
-    bus = Bus(at_ms=answer.received_at_ms, brokers=(Seen(broker=name, last=answer),))
+    bus = Bus(at_ms=answer.received_at_ms, brokers=(ObservedBroker(broker=name, last=answer),))
     for rule in OBSERVED:
         rank = definitions.LOSES if rule.name == LOSING else definitions.DIFFERS
         yield from (Finding(name, found.text, rank) for found in rule.find(bus, Past()))

@@ -14,9 +14,9 @@ The order is part of the correctness:
    checked that the new agent has every entry that another agent has.
 5. Then the balancer sends publishers.
 
-The first start of a cluster (`found`), on hosts that `ops provision` has set up, happens once in its life.
+The first start of a cluster (`bootstrap`), on hosts that `ops provision` has set up, happens once in its life.
 Agents read their topology from a majority of the others before they open a gate. A new cluster has no such
-majority, so each agent is told that it begins (genesis). Never found a cluster that has been one: its topics
+majority, so each agent is told that it begins (genesis). Never bootstrap a cluster that has been one: its topics
 would be forgotten.
 """
 
@@ -222,7 +222,7 @@ def ready(target: Target, view: View) -> tuple[Step, ...]:
     )
 
 
-def found(
+def bootstrap(
     names: Iterable[str],
     view: View,
     nodes: SystemdNodes,
@@ -232,7 +232,7 @@ def found(
     """Plan the first start. names: all brokers. balancers: name -> the SSH address of its host."""
     names = list(names)
     return Plan(
-        name="found cluster",
+        name="bootstrap cluster",
         steps=(
             Step(
                 name="see that there is no cluster yet",

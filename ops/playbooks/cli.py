@@ -256,12 +256,12 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, opts: RunOp
 
 @click.command(short_help="Start a new cluster for the first time.")
 @run_options
-def found(opts: RunOptions) -> None:
+def bootstrap(opts: RunOptions) -> None:
     """Start a new cluster for the first time, on hosts that `ops provision` has set up.
 
     \b
     Example:
-      python -m ops provision --yes && python -m ops found --yes
+      python -m ops provision --yes && python -m ops bootstrap --yes
     """
     view = View(opts.file)
     inventory = view.inventory
@@ -269,7 +269,7 @@ def found(opts: RunOptions) -> None:
         raise ConfigError("`python -m ops local up` starts a local cluster")
     names = [node.name for node in inventory.brokers]
     hosts = {each.name: inventory.host(each.host).ssh for each in inventory.balancers if each.host}
-    plan = add_playbook.found(
+    plan = add_playbook.bootstrap(
         names,
         view,
         _systemd(_known_target(view, name) for name in names),

@@ -179,7 +179,7 @@ def cluster(bare_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     assert made.lab["mbA"].attempt("dpkg -s rabbitmq-server")[0] != 0
     assert "changes made" in made.well("provision", "mbA", "--yes")
     assert made.well("provision", "mbA", "--yes").strip() == "mbA: nothing to change"
-    assert "1 queue of mb1 settled" in made.well("found", "--yes")
+    assert "1 queue of mb1 settled" in made.well("bootstrap", "--yes")
     return made
 
 
@@ -225,7 +225,7 @@ def nobody_sees_a_secret(cluster: Cluster, host: Host) -> None:
 
 
 def test_a_cluster_that_is_there_is_not_founded_again(cluster: Cluster) -> None:
-    again = cluster.ops("found", "--yes")
+    again = cluster.ops("bootstrap", "--yes")
     assert again.returncode == 1
     assert "the agent of mb1 answers: this cluster is there already" in again.stderr
 

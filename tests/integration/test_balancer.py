@@ -17,7 +17,7 @@ import pytest
 
 from inventory.inventory import Inventory, load
 from lb import agents, runtime
-from lb.runtime import SAID
+from lb.runtime import STATES_BY_AGENT
 from messagebus.broker import Broker
 from messagebus.services.agent.consumer_list import EXPIRY_MS, LEFT_MS
 from ops.local.cluster import LocalCluster
@@ -55,7 +55,7 @@ def test_real_brokers_pass_the_gate_check_and_real_agents_are_understood(
 ) -> None:
     def understood() -> bool:
         servers = runtime.servers(inventory.balancer.socket).values()
-        return all(each.verdict == "up" and each.agent == SAID[0] for each in servers)
+        return all(each.verdict == "up" and each.agent == STATES_BY_AGENT[0] for each in servers)
 
     eventually(understood, within_s=60)
     checks = [each.check for each in runtime.servers(inventory.balancer.socket).values()]
@@ -72,7 +72,7 @@ def test_agents_that_die_cut_nobody(cluster: LocalCluster, inventory: Inventory)
 
         def noticed() -> bool:
             servers = runtime.servers(inventory.balancer.socket).values()
-            return all(each.agent not in SAID for each in servers)
+            return all(each.agent not in STATES_BY_AGENT for each in servers)
 
         eventually(noticed, within_s=60)
         verdicts = {each.verdict for each in runtime.servers(inventory.balancer.socket).values()}

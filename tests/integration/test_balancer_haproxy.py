@@ -15,7 +15,7 @@ from inventory.inventory import load
 from lb import agents, runtime
 from lb.apply import apply, prepare_start, save_state
 from lb.errors import ApplyFailed, LbError
-from lb.runtime import SAID
+from lb.runtime import STATES_BY_AGENT
 from messagebus.errors import ConfigError
 from tests.support.eventually import FACTOR, eventually
 from tests.support.haproxy import HOST, Rig
@@ -221,7 +221,7 @@ def test_a_silent_agent_changes_nothing(rig: Rig) -> None:
     with rig.client() as connection:
 
         def noticed() -> bool:
-            return all(server.agent not in SAID for server in rig.servers(two).values())
+            return all(server.agent not in STATES_BY_AGENT for server in rig.servers(two).values())
 
         eventually(noticed, within_s=60, what="HAProxy gets no answer from the agents")
         assert rig.verdicts(two) == {"mb1": "up", "mb2": "drain"}
@@ -311,11 +311,11 @@ def test_by_hand_a_broker_is_taken_out_and_back(rig: Rig) -> None:
     rig.start(two)
     rig.wait(two, mb1="up", mb2="up")
     path = two.balancer.socket
-    eventually(lambda: rig.servers(two)["mb1"].agent in SAID, within_s=60)
+    eventually(lambda: rig.servers(two)["mb1"].agent in STATES_BY_AGENT, within_s=60)
     with pytest.raises(LbError, match="the agent of mb1 answers and would undo it"):
         runtime.maint(path, "mb1", on=True)
     rig.agents[0].mute = True
-    eventually(lambda: rig.servers(two)["mb1"].agent not in SAID, within_s=60)
+    eventually(lambda: rig.servers(two)["mb1"].agent not in STATES_BY_AGENT, within_s=60)
     runtime.maint(path, "mb1", on=True)
     apply(two, reload=True)
     assert rig.verdicts(two)["mb1"] == "maint"

@@ -19,7 +19,7 @@ from inventory.inventory import Inventory, load
 from lb import runtime
 from lb.__main__ import cli
 from lb.apply import prepare_start, save_state
-from lb.runtime import SAID, ServerState
+from lb.runtime import STATES_BY_AGENT, ServerState
 from tests.support.eventually import FACTOR, eventually
 from tests.support.haproxy import Rig
 from tests.support.sshd import Sshd, ssh_server
@@ -63,7 +63,7 @@ def started(rig: Rig, brokers: int = 2) -> Inventory:
     rig.start(read)
     eventually(
         lambda: all(
-            each.verdict == "up" and each.agent in SAID
+            each.verdict == "up" and each.agent in STATES_BY_AGENT
             for name in (f"mb{number}" for number in range(1, brokers + 1))
             for each in everywhere(read, name)
         ),
@@ -117,7 +117,10 @@ def test_a_broker_whose_agent_is_dead_is_ruled_by_hand_on_every_balancer(rig: Ri
         assert refused.exit_code == 1
         assert re.search(r"the agent of mb1 answers lb\d and would undo it", refused.stderr)
     rig.agents[0].mute = True
-    eventually(lambda: not any(each.agent in SAID for each in everywhere(read, "mb1")), within_s=60)
+    eventually(
+        lambda: not any(each.agent in STATES_BY_AGENT for each in everywhere(read, "mb1")),
+        within_s=60,
+    )
     for words, verdict, weight in (
         (("drain", "mb1", "--by-hand"), "drain", 100),
         (("ready", "mb1", "--by-hand"), "up", 100),

@@ -11,9 +11,9 @@ from messagebus.observing.snapshot import (
     Bus,
     Client,
     Kind,
+    ObservedBroker,
     Room,
     Row,
-    Seen,
     State,
 )
 
@@ -69,9 +69,9 @@ def answer(
     )
 
 
-def seen(broker: str, *rows: Row, fault: str = "", **more: Any) -> Seen:
+def seen(broker: str, *rows: Row, fault: str = "", **more: Any) -> ObservedBroker:
     """Return a broker of the list as it was seen. fault: its agent is silent; the rows are of before."""
-    return Seen(
+    return ObservedBroker(
         broker=broker,
         fault=fault,
         last=answer(broker, *rows, **more),
@@ -79,5 +79,5 @@ def seen(broker: str, *rows: Row, fault: str = "", **more: Any) -> Seen:
     )
 
 
-def bus(*brokers: Seen, at_ms: int = NOW_MS, balancers: Iterable[Balancer] = ()) -> Bus:
+def bus(*brokers: ObservedBroker, at_ms: int = NOW_MS, balancers: Iterable[Balancer] = ()) -> Bus:
     return Bus(at_ms=at_ms, brokers=brokers, generation=1, balancers=tuple(balancers))

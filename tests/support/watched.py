@@ -26,9 +26,9 @@ from messagebus.observing.snapshot import (
     Kind,
     Loss,
     Mirror,
+    ObservedBroker,
     Room,
     Row,
-    Seen,
     Server,
     Totals,
 )
@@ -110,17 +110,17 @@ class MadeUp:
             ),
         )
 
-    def _seen(self, number: int, now_ms: int) -> Seen:
+    def _seen(self, number: int, now_ms: int) -> ObservedBroker:
         name = f"mb{number}.example:5672"
         answer = self._answer(name, number, now_ms)
         if self._is_silent and number == SILENT:
-            return Seen(
+            return ObservedBroker(
                 broker=name,
                 fault="no answer within 1.5 s",
                 last=answer,
                 silent_since_ms=now_ms - 14_000,
             )
-        return Seen(broker=name, last=answer, draining=number == DRAINS, skew_ms=4)
+        return ObservedBroker(broker=name, last=answer, draining=number == DRAINS, skew_ms=4)
 
     def _answer(self, name: str, number: int, now_ms: int) -> Answer:
         seconds = (now_ms - self._began_ms + BEGAN_MS) / 1_000

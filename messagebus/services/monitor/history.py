@@ -68,7 +68,7 @@ class Ring:
 class Series:
     """Some figures of one name, an hour in steps of 5 s and a day in steps of a minute."""
 
-    __slots__ = ("_coarse", "_fine", "seen_s")
+    __slots__ = ("_coarse", "_fine", "last_s")
 
     def __init__(self, figures: int) -> None:
         self._fine = [Ring(FINE_S, FINE_COUNT) for _ in range(figures)]

@@ -18,8 +18,7 @@ from consumer_lists.errors import PushRefused
 from lb.errors import BalancerUnreachable
 from messagebus import ConfigError, errors
 from messagebus.commands.exits import MEANINGS, Exit, Program, code_of
-from messagebus.commands.options import bus_settings, option_anywhere
-from messagebus.commands.options import said as options_said
+from messagebus.commands.options import bus_settings, option_anywhere, option_value
 from messagebus.recording.manifest import RunInvalid
 from messagebus.stats import Outcome
 from ops.errors import HostUnreachable, NoAnswer, PlanFailed, SudoRefused
@@ -181,12 +180,12 @@ def group() -> click.Group:
 
     @inner.command()
     def tell() -> None:
-        click.echo(options_said("file") or "nothing")
+        click.echo(option_value("file") or "nothing")
 
     @outer.command()
     @click.option("--file")
     def own(file: str) -> None:
-        click.echo(f"own {file}, {options_said('file')}")
+        click.echo(f"own {file}, {option_value('file')}")
 
     option_anywhere(outer, click.Option(["--file"], help="A file."))
     return outer
@@ -211,7 +210,7 @@ def test_an_option_is_heard_before_and_behind_its_command(
 
 
 def test_outside_of_a_command_nothing_was_said() -> None:
-    assert options_said("file") is None
+    assert option_value("file") is None
 
 
 @pytest.mark.parametrize(

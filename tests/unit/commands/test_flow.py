@@ -37,7 +37,7 @@ class Sent(list[tuple[str, Message, Mapping[str, Any]]]):
         self.destination = to
         self.append((str(to), message, options))
 
-    def told(self) -> Exit:
+    def report_ends(self) -> Exit:
         return Exit.DONE
 
 

@@ -285,7 +285,7 @@ class IndexRules(RuleBasedStateMachine):
             again.begin_segment(name)
             for number, (lane, ms) in self.records.items():
                 if self.segment_of[number] == name:
-                    again.found(again.segments[-1], number, lane, ms)
+                    again.load_record(again.segments[-1], number, lane, ms)
         again.begin_pass(0)
         sent = {n for n, (lane, _) in self.records.items() if again.wants(lane, n)}
         assert self.records.keys() - self.confirmed <= sent

@@ -40,7 +40,7 @@ from ops.errors import LockHeld, PlanFailed
             lambda: fab.drbd.body(None, "connect", "mb1", yes=True),
             ["drbd", "connect", "mb1", "--yes"],
         ),
-        (lambda: fab.found.body(None, dry_run=True), ["found", "--dry-run"]),
+        (lambda: fab.bootstrap.body(None, dry_run=True), ["bootstrap", "--dry-run"]),
         (lambda: fab.backup.body(None, "x", with_secrets=True), ["backup", "x", "--with-secrets"]),
         (lambda: fab.restore.body(None, "x", files=True), ["restore", "x", "--files"]),
         (

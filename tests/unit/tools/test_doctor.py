@@ -266,7 +266,7 @@ BROKEN: dict[str, tuple[Callable[[Rig], None], str, str, str, str]] = {
 )
 def test_since_when_a_certificate_has_ended_is_counted_in_whole_days(hours: int, told: str) -> None:
     found = doctor._of_days("certificate", "ours", time.time() - hours * 3_600)
-    assert (found.mark, found.told) == (doctor.Mark.FAULT, f"ours ended {told}")
+    assert (found.mark, found.text) == (doctor.Mark.FAULT, f"ours ended {told}")
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -276,7 +276,7 @@ def test_the_cause_of_a_broken_set_up_is_named(rig: Rig, name: str) -> None:
     found = rig.examine()
     causes = [e for e in found if e.mark is not doctor.Mark.WELL and e.what.startswith(what)]
     assert any(
-        doctor.SIGNS[each.mark] == sign and told in each.told and todo in each.todo
+        doctor.SIGNS[each.mark] == sign and told in each.text and todo in each.todo
         for each in causes
     ), found
     assert "hush-hush" not in str(found)
@@ -295,17 +295,17 @@ def test_tls_on_one_side_only_is_named(rig: Rig, ours: bool) -> None:
     rig.env.pop("MESSAGEBUS_LIST_URL")
     if ours:
         rig.env |= tls | {"MESSAGEBUS_TLS": "true"}
-        told = [each.told for each in rig.examine() if each.mark is doctor.Mark.FAULT]
+        told = [each.text for each in rig.examine() if each.mark is doctor.Mark.FAULT]
         assert told == ["this port speaks plain AMQP"]
         return
     with fake_rabbit(tls=server.server_context()) as rabbit:
         rig.env["MESSAGEBUS_BROKER"] = rabbit.name
-        told = [each.told for each in rig.examine() if each.mark is doctor.Mark.FAULT]
+        told = [each.text for each in rig.examine() if each.mark is doctor.Mark.FAULT]
         assert told == ["this port speaks TLS"]
         rig.env |= tls | {"MESSAGEBUS_TLS": "true"}
         found = rig.examine()
         assert [each for each in found if each.mark is doctor.Mark.FAULT] == []
-        assert any("its certificate is good for" in each.told for each in found)
+        assert any("its certificate is good for" in each.text for each in found)
 
 
 def test_the_command_tells_a_line_each_and_ends_with_7(rig: Rig) -> None:
@@ -333,7 +333,7 @@ def test_what_was_found_before_a_link_was_lost_is_shown_too(rig: Rig, lost_at: s
     rig.monkeypatch.setattr(Link, "try_call", try_call)
     asked = doctor.Rights([parse_destination("orders")], [Subscription(Topic("orders"), "billing")])
     found = rig.examine(asked)
-    told = [each.told for each in found if each.what.startswith("broker")]
+    told = [each.text for each in found if each.what.startswith("broker")]
     assert told[0].startswith("answers as")
     assert told[1:] == (
         ["rights are not told in time"]
@@ -344,7 +344,7 @@ def test_what_was_found_before_a_link_was_lost_is_shown_too(rig: Rig, lost_at: s
 
 def test_a_profile_is_named_as_the_source_of_its_settings(rig: Rig) -> None:
     options.profiled["MESSAGEBUS_BROKER"] = "/home/x/prod.toml"
-    told = [each.told for each in rig.examine() if each.what == "settings"]
+    told = [each.text for each in rig.examine() if each.what == "settings"]
     assert told == [
         "from /home/x/prod.toml: MESSAGEBUS_BROKER",
         "from the environment: MESSAGEBUS_LIST_URL",

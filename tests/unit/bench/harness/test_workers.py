@@ -27,8 +27,8 @@ from bench.harness.workers import (
     Recording,
     Start,
     Workers,
-    made,
     make_empty_folder,
+    make_folder,
     members,
     open_ended,
 )
@@ -84,7 +84,7 @@ def test_a_rate_is_the_last_that_was_set(tmp_path: Path) -> None:
 def test_a_folder_is_made_with_those_above_it(tmp_path: Path) -> None:
     assert make_empty_folder(tmp_path / "a" / "b").is_dir()
     assert make_empty_folder(tmp_path / "a" / "b").is_dir()
-    assert made(tmp_path / "a").is_dir()
+    assert make_folder(tmp_path / "a").is_dir()
 
 
 def test_what_a_run_wrote_is_not_written_over(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_place_that_cannot_be_a_folder_is_one_line(tmp_path: Path) -> None:
     file.touch()
     for place in (file, file / "below", Path("/proc/x")):
         with pytest.raises(InputInvalid, match=f"{place}: no folder can be made: "):
-            made(place)
+            make_folder(place)
 
 
 PLACES = ["t/a", "t/b"]

@@ -40,7 +40,7 @@ def bus(folder: Path, *, agents: Sequence[str] = (), patience: float = 1.0) -> B
 
 def result(number: int, ended: str, level: str = MUST) -> Result:
     return Result(
-        number=number, name=f"case {number}", level=level, result=ended, seconds=1.25, told="why"
+        number=number, name=f"case {number}", level=level, result=ended, seconds=1.25, detail="why"
     )
 
 
@@ -101,7 +101,7 @@ def test_one_json_object_a_case(judge: Judge, capsys: pytest.CaptureFixture[str]
     judge.results += [result(1, PASSED), result(2, FAILED)]
     conform("--json", *CLIENT)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(row["number"], row["result"], row["told"]) for row in rows] == [
+    assert [(row["number"], row["result"], row["detail"]) for row in rows] == [
         (1, PASSED, "why"),
         (2, FAILED, "why"),
     ]
@@ -208,7 +208,7 @@ def test_an_agent_that_is_away_or_refuses_is_named(
 
 
 def case(number: int, run: Any, *, alone: bool = False) -> Case:
-    return Case(number=number, level=MUST, told="", run=run, alone=alone)
+    return Case(number=number, level=MUST, promise="", run=run, alone=alone)
 
 
 def test_cases_end_in_their_order_each_with_its_reason(
@@ -235,7 +235,7 @@ def test_cases_end_in_their_order_each_with_its_reason(
     monkeypatch.setattr(running, "Stage", lambda *_: nullcontext())
     monkeypatch.setattr(Bus, "register", lambda _self, names: registered.extend(names))
     results = run_all(given, ["client"], on_result=lambda each: told.append(each.number))
-    assert [(each.result, each.events_of) for each in results] == [
+    assert [(each.result, each.detail) for each in results] == [
         (NOT_RUN, "needs a local cluster, to break it"),
         (PASSED, "12 ms"),
         (PASSED, ""),
@@ -248,6 +248,6 @@ def test_cases_end_in_their_order_each_with_its_reason(
     assert {"cf01", "cf01/s", "cf06", "cf06/s"} <= set(registered)
     given.local = object()
     assert (
-        run_all(given, ["client"], only=[1, 3])[0].events_of
+        run_all(given, ["client"], only=[1, 3])[0].detail
         == "the kit itself: AssertionError: never"
     )

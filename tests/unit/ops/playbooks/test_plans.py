@@ -83,7 +83,7 @@ def test_what_a_journal_keeps_makes_the_same_target_again() -> None:
 
 def founding() -> Plan:
     nodes = SystemdNodes({"mb1": "h1", "mb2": "op@h2"}, frozenset({"mb2"}))
-    return add.found(["mb1", "mb2"], View(FILE), nodes, balancers={"lb": "h1"})
+    return add.bootstrap(["mb1", "mb2"], View(FILE), nodes, balancers={"lb": "h1"})
 
 
 def test_agents_begin_before_they_run_and_publishers_come_last() -> None:

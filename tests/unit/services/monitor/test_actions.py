@@ -63,7 +63,7 @@ class Library:
         for name in dir(Library):
             if not name.startswith("_") and name != "replaces":
                 monkeypatch.setattr(actions, name, getattr(self, name))
-        monkeypatch.setattr(actions, "SEEN_WITHIN_S", 0.0)
+        monkeypatch.setattr(actions, "EFFECT_WITHIN_S", 0.0)
 
     def count_parked(self, _bus: Any, names: list[str], *, where: Any) -> ParkedCounts:
         found = [

@@ -139,7 +139,7 @@ class Rig:
         await self.loads.look(monotonic_ms() + later_s * 1000)
 
     async def ask(self, **how: object) -> Answer:
-        told = await self.observer.answer(cast(None, how.pop("seen", None)), **how)  # type: ignore[arg-type]
+        told = await self.observer.answer(cast(None, how.pop("allowed", None)), **how)  # type: ignore[arg-type]
         return read_answer(json.loads(json.dumps(told)), received_at_ms=monotonic_ms())
 
 
@@ -263,7 +263,7 @@ async def test_consumers_are_listed_beside_for_those_who_ask_by_name_or_for_all_
     assert (told.name, told.client, told.prefetch, told.owed) == ("orders/billing", "c", 9, 2)
     every = (await rig.ask(all_clients=True)).consumers
     assert {each.name for each in every} == {"orders/billing", "queue:jobs"}
-    (mine,) = (await rig.ask(all_clients=True, seen={"queue:jobs"})).consumers
+    (mine,) = (await rig.ask(all_clients=True, allowed={"queue:jobs"})).consumers
     assert mine.name == "queue:jobs"
     assert (await rig.ask()).consumers == ()
     rig.management.attached_ = None
@@ -346,7 +346,7 @@ async def test_counters_that_went_back_begin_another_life(rig: Rig) -> None:
 
 
 async def test_who_may_not_see_a_name_is_not_told_it(rig: Rig) -> None:
-    assert {name for name, _ in (await rig.ask(seen=["queue:jobs"])).rows} == {"queue:jobs"}
+    assert {name for name, _ in (await rig.ask(allowed=["queue:jobs"])).rows} == {"queue:jobs"}
 
 
 async def test_whoever_asks_has_the_statistics_looked_at_sooner(rig: Rig) -> None:
