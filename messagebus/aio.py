@@ -586,7 +586,7 @@ class AsyncConsumer:
             consumer_timeout_s=self._config.consumer_timeout_s,
             order=self._config.order,
         )
-        if (claims := self._started().way.run_handlers()) is not None:
+        if (claims := self._started().pipeline.run_handlers()) is not None:
             handling.claims = LateRunsByPost(claims, self._post)
         self._grace_s = grace_s
         self._handlings.append(handling)
@@ -662,7 +662,7 @@ class AsyncConsumer:
             if self._status is RUNNING:
                 self.nack(delivery)
             else:
-                self._started().way.give_back(delivery)
+                self._started().pipeline.give_back(delivery)
 
     def _put_back(self, untouched: Sequence[Delivery]) -> None:
         """Hand out deliveries again that no handler has seen, unless they are answered already."""

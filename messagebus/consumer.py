@@ -132,7 +132,7 @@ async def fulfilled(driver: ConsumeDriver, require: str | None, timeout_s: float
     if require not in conditions:
         raise ValueError(f"require={require!r}: None, 'one' or 'all'")
     condition = conditions[require]
-    await driver.way.check()
+    await driver.pipeline.check()
     await driver.wait_until(
         lambda: driver.registering.fatal is not None or driver.is_stopping or condition(), timeout_s
     )
@@ -423,7 +423,7 @@ class Consumer:
             consumer_timeout_s=self._config.consumer_timeout_s,
             order=self._config.order,
         )
-        if (claims := self._running()[1].way.run_handlers()) is not None:
+        if (claims := self._running()[1].pipeline.run_handlers()) is not None:
             handling.claims = LateRunsByPost(claims, self._on_loop)
         threads = HandlerThreads(handling, self._receive, context=run_context(self))
         ticking = Ticking(handling)

@@ -419,7 +419,7 @@ def _put_forward(client: Publisher | AsyncPublisher | Consumer | AsyncConsumer, 
     )
     if client.status is not RUNNING or driver is None:
         return
-    rests = driver.way if isinstance(driver, ConsumeDriver) else driver
+    rests = driver.pipeline if isinstance(driver, ConsumeDriver) else driver
     put_forward = functools.partial(rests.put_forward, ms)
 
     if isinstance(client, Publisher | Consumer):

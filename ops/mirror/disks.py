@@ -33,7 +33,7 @@ COPY_WITHIN_S = 48 * 3600.0
 def create(view: MirrorView, *, skip_sync: bool, erase: Mapping[str, str], agent: bool) -> Plan:
     """Plan a new mirror on two disks, with a file system, mounted on the first host.
 
-    The broker's address is taken there, too, so that `ops bootstrap` and `ops add` find a host like any other.
+    The broker's address is taken there, too: `ops bootstrap` and `ops add` find a host like any other.
     erase: host -> what its disk holds, which the operator gave up by the exact phrase.
     agent: the hosts run agents.
     """

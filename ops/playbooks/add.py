@@ -14,10 +14,10 @@ The order is part of the correctness:
    checked that the new agent has every entry that another agent has.
 5. Then the balancer sends publishers.
 
-The first start of a cluster (`bootstrap`), on hosts that `ops provision` has set up, happens once in its life.
-Agents read their topology from a majority of the others before they open a gate. A new cluster has no such
-majority, so each agent is told that it begins (genesis). Never bootstrap a cluster that has been one: its topics
-would be forgotten.
+The first start of a cluster (`bootstrap`), on hosts that `ops provision` has set up, happens once in its
+life. Agents read their topology from a majority of the others before they open a gate. A new cluster has no
+such majority, so each agent is told that it begins (genesis). Never bootstrap a cluster that has been one:
+its topics would be forgotten.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from messagebus._io.consume.link_order import LinkOrder
 from messagebus._io.consume.ordered import Ordered, received_ns_of
 from messagebus._io.consume.plain import Plain
 from messagebus._io.consume.stage import BehindClaims
-from messagebus._io.consume.turns import StoreTurns
+from messagebus._io.consume.store_turns import StoreTurns
 from messagebus._io.hooks import HookChain
 from messagebus.clock import NS_PER_MS, monotonic_ms, wall_ms
 from messagebus.core.claims import keys_of

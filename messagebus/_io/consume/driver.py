@@ -3,7 +3,7 @@
     Registering   creates the queue on every broker
     ConsumerLinks dials brokers, consumes from them, lets them go
     Inbox         has a ledger of each link: what arrives, what goes back
-    Way           the stages between the Inbox and the application: claims, order, answers
+    Pipeline      the stages between the Inbox and the application: claims, order, answers
 
     answers ─▶ `_wake`, once a turn of the loop ─▶ `_turn` ─▶ `_flush`, at most once a ms while more waits
     reads   ─▶ `_hand_out`
@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 from messagebus._io.consume.copies import CopiedAnswers, Copies
 from messagebus._io.consume.inbox import Inbox
 from messagebus._io.consume.links import ConsumerLinks
+from messagebus._io.consume.pipeline import Pipeline
 from messagebus._io.consume.registering import Registering
-from messagebus._io.consume.way import Way
 from messagebus._io.hooks import HookChain
 from messagebus._io.loop import Conditions, Tasks
 from messagebus._io.wire import Follower, Wire
@@ -86,7 +86,7 @@ class ConsumeDriver:
         """
         self._on_ready, self._heartbeats_s = on_ready, 2 * bus.heartbeat_s
         answers = CopiedAnswers(Copies(bus, source, wire), self._turn)
-        self.way = way = Way(
+        self.pipeline = pipeline = Pipeline(
             source,
             config,
             answers,
@@ -97,10 +97,10 @@ class ConsumeDriver:
             on_back=self.resume_idle,
         )
         """The stages between the links and the application."""
-        self.inbox = inbox = Inbox(source, way, answers, self._hand_out)
+        self.inbox = inbox = Inbox(source, pipeline, answers, self._hand_out)
         self.ledgers = inbox.ledgers
         """The maker of its links' ledgers: a delivery of another's is another consumer's."""
-        self._take, self._ack = way.first.take, way.first.ack
+        self._take, self._ack = pipeline.first.take, pipeline.first.ack
         self._tasks, self._changed = Tasks(), Conditions()
         self.wait_until = self._changed.wait_until  # on links, registration or answers
         self.registering = Registering(
@@ -118,7 +118,7 @@ class ConsumeDriver:
             config,
             wire,
             inbox,
-            way,
+            pipeline,
             self.registering,
             tasks=self._tasks,
             changed=self._changed,
@@ -149,7 +149,7 @@ class ConsumeDriver:
         has_segments = options.get("partitions") and options.get("ordered", True)
         if not has_segments or self.links.segments is not None:
             return
-        if self.way.ordered is None:
+        if self.pipeline.ordered is None:
             raise TopologyMismatch(
                 f"{self.links.source}: its topic has partitions; consume it with order='key' or"
                 " 'partition', or make it with ordered=False"
@@ -188,7 +188,7 @@ class ConsumeDriver:
         self._loop.call_at(until_s + CLOCK_S, self._changed.look)
 
     def _is_drained(self) -> bool:
-        return not self.way.running or self._loop.time() >= self._stopping
+        return not self.pipeline.running or self._loop.time() >= self._stopping
 
     async def _stop(self, untouched: Sequence[Delivery]) -> int:
         if self._timer is not None:
@@ -202,10 +202,10 @@ class ConsumeDriver:
                 links.cancel_all()
             inbox.close(untouched)
             await self._changed.until(self._is_drained)
-            left = self.way.plain.handed_out
-            self.way.stop()
+            left = self.pipeline.plain.handed_out
+            self.pipeline.stop()
             await inbox.finish(FINISH_TIMEOUT_S)
-            await self.way.finish(FINISH_TIMEOUT_S)
+            await self.pipeline.finish(FINISH_TIMEOUT_S)
             inbox.flush()
             await links.stop()
         finally:
@@ -227,7 +227,7 @@ class ConsumeDriver:
 
     def put_back(self, deliveries: list[Delivery]) -> None:
         """Hand out next the deliveries taken last, which the application never saw."""
-        self.way.first.put_back(deliveries)
+        self.pipeline.first.put_back(deliveries)
         self._wake()
 
     def pause(self) -> None:
@@ -254,7 +254,7 @@ class ConsumeDriver:
     def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
         """Give a delivery back (requeue), or reject it into the parking queue. False: stale."""
         self._wake()
-        return self.way.first.nack(delivery, requeue=requeue)
+        return self.pipeline.first.nack(delivery, requeue=requeue)
 
     async def ack_safe(self, delivery: Delivery, timeout_s: float) -> bool:
         """Answer, and return when the broker has received it: after a round trip behind it.
@@ -276,7 +276,7 @@ class ConsumeDriver:
 
     async def _is_acked(self, delivery: Delivery, timeout_s: float) -> bool:
         """Wait until the end of a delivery is stored, where it is, and its ack may go out."""
-        claimed = self.way.claimed
+        claimed = self.pipeline.claimed
         if claimed is None:
             return True
         claimed.claims.talk()
@@ -291,15 +291,15 @@ class ConsumeDriver:
         headers: ours, in place of those of the same names. False: the link ended before; then both exist,
         or only the original. The caller may be cancelled: the copy goes on.
         """
-        return await self.way.first.retry(delivery, delay_ms=delay_ms, headers=headers)
+        return await self.pipeline.first.retry(delivery, delay_ms=delay_ms, headers=headers)
 
     async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
         """Answer by a copy in the parking queue, as `retry`. An expiring subscription parks nothing."""
-        return await self.way.first.park(delivery, headers=headers)
+        return await self.pipeline.first.park(delivery, headers=headers)
 
     def never_answered(self, delivery: Delivery) -> None:
         """Take note of a delivery that was taken, whose link has ended, and that nobody will answer."""
-        self.way.first.never_answered([delivery])
+        self.pipeline.first.never_answered([delivery])
 
     def _wake(self) -> None:
         if not self._woken:
@@ -317,7 +317,7 @@ class ConsumeDriver:
         """Send acks together and call on_ready. Called once a turn of the loop, when there are answers."""
         self._woken = False
         since_s = self._loop.time() - self._flushed_s
-        if since_s >= FLUSH_S or self._stopping or not self.way.ready:
+        if since_s >= FLUSH_S or self._stopping or not self.pipeline.ready:
             if since_s > LONG_S and self._stood_still():
                 self._woken = True
                 self._loop.call_later(READ_FIRST_S, self._turn)
@@ -340,7 +340,7 @@ class ConsumeDriver:
             self._flushing.cancel()
             self._flushing = None
         self._flushed_s = self._loop.time()
-        turns, links = self.way.turns, self.links
+        turns, links = self.pipeline.turns, self.links
         if turns is not None and turns.has_news:
             turns.begin()
         self.inbox.flush()
@@ -351,19 +351,19 @@ class ConsumeDriver:
     def _tick(self) -> None:
         self.links.tick()
         self.links.idle.tick(time.monotonic_ns())
-        self.way.tick()
+        self.pipeline.tick()
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
 
     # Numbers.
     def stats(self) -> ConsumerStats:
-        keeper, way = self.follower.keeper, self.way
+        keeper, pipeline = self.follower.keeper, self.pipeline
         return ConsumerStats(
             brokers=self.links.stats(),
-            **dataclasses.asdict(way.counters),
-            buffered=way.first.buffered(),
-            handed_out=way.plain.handed_out,
+            **dataclasses.asdict(pipeline.counters),
+            buffered=pipeline.first.buffered(),
+            handed_out=pipeline.plain.handed_out,
             list_generation=max(keeper.generation, 0),
             list_age_s=in_seconds(keeper.age_ms(monotonic_ms())),
             list_faults=keeper.faults,
-            **way.stats(),
+            **pipeline.stats(),
         )

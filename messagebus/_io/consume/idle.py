@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from messagebus._io.consume.inbox import Inbox
-from messagebus._io.consume.way import Way
+from messagebus._io.consume.pipeline import Pipeline
 from messagebus.message import Delivery
 
 log = logging.getLogger("messagebus.consumer")
@@ -40,14 +40,14 @@ class IdleLinks:
     def __init__(
         self,
         inbox: Inbox,
-        way: Way,
+        pipeline: Pipeline,
         timeout_s: int,
         *,
         cancel: Callable[[str], bool],
         consume: Callable[[str], None],
         withdraw: Callable[[int, bool], list[Delivery]],
     ) -> None:
-        self._inbox, self._way = inbox, way
+        self._inbox, self._pipeline = inbox, pipeline
         self._cancel, self._consume = cancel, consume
         self._withdraw = withdraw
         self._age_ns = round(timeout_s * 1e9 * SHARE)
@@ -66,14 +66,14 @@ class IdleLinks:
         if now_ns - self._looked_ns < self._look_ns:
             return
         self._looked_ns = now_ns
-        if self._was_full and not self._way.plain.is_full:
+        if self._was_full and not self._pipeline.plain.is_full:
             self.resume()
         before_ns = now_ns - self._age_ns
         found = {broker for broker in self._inbox.brokers if self._is_old(broker, before_ns)}
         taken: dict[str, list[Delivery]] = {}
         for delivery in self._withdraw(before_ns, self._inbox.in_order):
             if not delivery._ledger.is_live:
-                self._way.first.never_answered([delivery])
+                self._pipeline.first.never_answered([delivery])
             else:
                 taken.setdefault(delivery._ledger.broker, []).append(delivery)
                 if delivery.received_ns < before_ns:
@@ -81,7 +81,7 @@ class IdleLinks:
         for broker in found:
             self._rest_old(broker, taken.pop(broker, []), before_ns)
         for deliveries in taken.values():  # of other brokers
-            self._way.first.put_back(deliveries)
+            self._pipeline.first.put_back(deliveries)
         self._inbox.finish_batches(now_ns - self._last_ns)
 
     def _is_old(self, broker: str, before_ns: int) -> bool:
@@ -95,7 +95,7 @@ class IdleLinks:
         self._was_full = False  # room is no reason to go on
 
     def _rest(self, broker: str, taken: list[Delivery], before_ns: int) -> int:
-        self._was_full = self._was_full or self._way.plain.is_full
+        self._was_full = self._was_full or self._pipeline.plain.is_full
         self._brokers.add(broker)
         if not self._cancel(broker):
             self._inbox.keep_back(broker, taken)

@@ -36,7 +36,7 @@ from messagebus._io.amqp.properties import (
     read_stamp_ms,
 )
 from messagebus._io.consume.copies import CopiedAnswers, Original
-from messagebus._io.consume.way import Way
+from messagebus._io.consume.pipeline import Pipeline
 from messagebus._io.loop import Tasks
 from messagebus.clock import wall_ms
 from messagebus.core.deliveries import Ledger, Ledgers
@@ -78,15 +78,24 @@ class _Channel:
 class Inbox:
     """The links of one consumer and their ledgers.
 
-    way: its stages. answers: those that wait for a copy. on_turn: called when something arrived.
+    pipeline: its stages. answers: those that wait for a copy. on_turn: called when something arrived.
     """
 
     def __init__(
-        self, source: Source, way: Way, answers: CopiedAnswers, on_turn: Callable[[], None]
+        self,
+        source: Source,
+        pipeline: Pipeline,
+        answers: CopiedAnswers,
+        on_turn: Callable[[], None],
     ) -> None:
-        self._source, self._way, self._answers, self._on_turn = source, way, answers, on_turn
+        self._source, self._pipeline, self._answers, self._on_turn = (
+            source,
+            pipeline,
+            answers,
+            on_turn,
+        )
         self._has_parking = not expires(source)
-        self._counters = way.counters
+        self._counters = pipeline.counters
         self.delivered: dict[str, int] = {}
         """Count of deliveries since the start, by broker."""
         self.ledgers = Ledgers()
@@ -96,7 +105,7 @@ class Inbox:
         self._begun: dict[tuple[str, int], set[int]] = {}
         self.delivery_limit = source.delivery_limit
         """Number of times that a returned message is delivered again; 0: no limit."""
-        self.in_order = source.single_active or way.ordered is not None
+        self.in_order = source.single_active or pipeline.ordered is not None
         """True when returned deliveries must come again in their order: see docs/explanation/internals.md."""
 
     def exists_as(self, options: Options) -> None:
@@ -105,7 +114,7 @@ class Inbox:
         self.delivery_limit = limit if isinstance(limit, int) else self.delivery_limit
         if options.get("single_active") is True and not self.in_order:
             self.in_order = True
-            self._way.keep_order()
+            self._pipeline.keep_order()
 
     # Links.
     def connected(
@@ -121,7 +130,7 @@ class Inbox:
         ledger = self.ledgers.connected(broker)
         before = self.delivered.setdefault(broker, 0)
         channel = _Channel(ledger, transport, delivered_before=before)
-        if self._way.fence is not None:
+        if self._pipeline.fence is not None:
             channel.round_trip = round_trip
         self._channels[broker] = channel
         transport.on_contents = functools.partial(self._arrived, channel)
@@ -137,7 +146,7 @@ class Inbox:
             self._counters.acked -= unsent
             self._counters.acks_stale += unsent
             channel.ledger.end()
-            self._way.first.withdrawn(channel.ledger, is_lost=True)
+            self._pipeline.first.withdrawn(channel.ledger, is_lost=True)
 
     def delivered_by(self, broker: str) -> int:
         """Return the number of deliveries of the live link."""
@@ -164,7 +173,7 @@ class Inbox:
         channel = self._channels.get(broker)
         if channel is None:
             return False
-        return self._way.first.holds(channel.ledger) or channel.ledger.is_claimed
+        return self._pipeline.first.holds(channel.ledger) or channel.ledger.is_claimed
 
     def owed(self, broker: str) -> int:
         """Return the number of AMQP deliveries of the live link without an answer."""
@@ -201,7 +210,7 @@ class Inbox:
         if channel.shut:
             ledger.kept += deliveries
             return
-        self._way.first.arrived(ledger, deliveries)
+        self._pipeline.first.arrived(ledger, deliveries)
         self._counters.delivered += len(deliveries)
         self.delivered[ledger.broker] += len(deliveries)
 
@@ -212,9 +221,9 @@ class Inbox:
         channel.unfenced += arrived
 
     async def _take_fence(self, channel: _Channel) -> None:
-        assert self._way.fence is not None
+        assert self._pipeline.fence is not None
         assert channel.round_trip is not None
-        number = await self._way.fence(channel.ledger, channel.round_trip)
+        number = await self._pipeline.fence(channel.ledger, channel.round_trip)
         if number is not None and channel.ledger.is_live:
             channel.ledger.fence, channel.round_trip = number, None
             waiting, channel.unfenced = channel.unfenced, []
@@ -295,7 +304,7 @@ class Inbox:
 
     def oldest(self, broker: str) -> Delivery | None:
         """Return the delivery of this broker that has waited longest unseen; None when there is none."""
-        return self._way.first.oldest(self._channels[broker].ledger)
+        return self._pipeline.first.oldest(self._channels[broker].ledger)
 
     def give_back(self, broker: str, taken: list[Delivery], before_ns: int) -> int:
         """Give back unseen deliveries, in order; return how many.
@@ -314,7 +323,7 @@ class Inbox:
                 self._copy_parts(ledger, tag, [each._part for each in parts])
                 count += len(parts)
             else:
-                self._way.first.arrived(ledger, parts)
+                self._pipeline.first.arrived(ledger, parts)
         self._counters.given_back += count
         self.flush()
         return count
@@ -322,7 +331,7 @@ class Inbox:
     def _withdrawn(self, ledger: Ledger, taken: Sequence[Delivery]) -> list[Delivery]:
         """Take out all that the application has not seen of a link, also what it has taken."""
         theirs = [each for each in taken if each._ledger is ledger]
-        return self._way.first.withdrawn(ledger, theirs)
+        return self._pipeline.first.withdrawn(ledger, theirs)
 
     def _give_back_one(self, ledger: Ledger, tag: int, parts: list[Delivery]) -> bool:
         """Give back one AMQP delivery, by a nack, or a copy if it came back too often. False: it is begun."""
@@ -387,7 +396,7 @@ class Inbox:
                     del channel.copied_out[tag]
                     held = channel.ledger.open_parts(tag)
                     self._copy_parts(channel.ledger, tag, held)
-                    self._way.plain.no_longer_held(channel.ledger, len(held))
+                    self._pipeline.plain.no_longer_held(channel.ledger, len(held))
 
     def flush(self) -> None:
         """Send all answers given since the last time, together."""
@@ -416,7 +425,9 @@ class Inbox:
 
         untouched: handed out, and the application never saw them.
         """
-        self._way.first.never_answered([each for each in untouched if not each._ledger.is_live])
+        self._pipeline.first.never_answered(
+            [each for each in untouched if not each._ledger.is_live]
+        )
         for broker in self._channels:
             self.keep_back(broker, untouched)
 

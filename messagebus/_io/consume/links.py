@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, Link
 from messagebus._io.consume.idle import IdleLinks
 from messagebus._io.consume.inbox import Inbox
+from messagebus._io.consume.pipeline import Pipeline
 from messagebus._io.consume.registering import Registering
-from messagebus._io.consume.way import Way
 from messagebus._io.loop import Conditions, Tasks
 from messagebus._io.wire import TOO_LATE, Outage, Wire, is_absent
 from messagebus.broker import Broker, BrokerList
@@ -92,7 +92,7 @@ class ConsumerLinks:
         config: ConsumerConfig,
         wire: Wire,
         inbox: Inbox,
-        way: Way,
+        pipeline: Pipeline,
         registering: Registering,
         *,
         tasks: Tasks,
@@ -110,7 +110,7 @@ class ConsumerLinks:
         )
         self.idle = IdleLinks(
             inbox,
-            way,
+            pipeline,
             config.consumer_timeout_s,
             cancel=self._cancel,
             consume=self._consume_again,

@@ -11,7 +11,7 @@ import pytest
 from messagebus import Subscription, Topic
 from messagebus._io.amqp.properties import ALONE
 from messagebus._io.consume.copies import CopiedAnswers
-from messagebus._io.consume.way import Way
+from messagebus._io.consume.pipeline import Pipeline
 from messagebus.config import ConsumerConfig
 from messagebus.core.claims import Answer, Held, Rule, Turn, key_of
 from messagebus.core.deliveries import Ledgers
@@ -44,7 +44,7 @@ class Consumer:
     def __init__(self, broker: str, store: MemoryStore) -> None:
         self.ledger, self.handled = Ledgers().connected(broker), list[str]()
         copies: Any = FakeCopies()
-        self.way = Way(
+        self.pipeline = Pipeline(
             SOURCE,
             ConsumerConfig(),
             CopiedAnswers(copies, self._turn),
@@ -58,7 +58,7 @@ class Consumer:
         raws = [b"".join(pika.BasicProperties(message_id=each or None).encode()) for each in ids]
         made, now_ns = Delivery._arrived, time.monotonic_ns()
         self.ledger.delivered(range(1, len(ids) + 1))
-        self.way.first.arrived(
+        self.pipeline.first.arrived(
             self.ledger,
             [
                 made(self.ledger, tag, 0, SOURCE, False, now_ns, raw, b"", ALONE)
@@ -68,15 +68,15 @@ class Consumer:
         self._turn()
 
     def _turn(self) -> None:
-        while (delivery := self.way.first.take()) is not None:
+        while (delivery := self.pipeline.first.take()) is not None:
             self.handled.append(delivery.message_id)
-            assert self.way.first.ack(delivery)
-        assert self.way.claimed is not None
-        self.way.claimed.claims.talk()
+            assert self.pipeline.first.ack(delivery)
+        assert self.pipeline.claimed is not None
+        self.pipeline.claimed.claims.talk()
 
     @property
     def waits(self) -> int:
-        return int(self.way.stats()["deferred"])
+        return int(self.pipeline.stats()["deferred"])
 
     @property
     def owed(self) -> int:
@@ -98,7 +98,7 @@ async def test_consumers_that_each_hold_what_the_other_one_needs_first_do_not_wa
     await eventually_async(lambda: first.owed == second.owed == 0, within_s=30)
     assert sorted(first.handled + second.handled) == ["x", "y"]
     for each in (first, second):
-        await each.way.finish(1)
+        await each.pipeline.finish(1)
 
 
 @pytest.mark.parametrize(
@@ -122,4 +122,4 @@ async def test_a_message_without_an_id_keeps_its_place_behind_those_that_wait_fo
         await shared.turn(Turn(release=[Held(key, DEAD)]), Dedup(shared, lease_s=600).rule)
     await eventually_async(lambda: len(consumer.handled) == len(ids), within_s=30)
     assert consumer.handled == list(ids)
-    await consumer.way.finish(1)
+    await consumer.pipeline.finish(1)

@@ -9,10 +9,10 @@ import pytest
 
 from messagebus import Subscription, Topic
 from messagebus._io.amqp.frames import Arrived
-from messagebus._io.consume import turns as module
+from messagebus._io.consume import store_turns as module
 from messagebus._io.consume.copies import CopiedAnswers
 from messagebus._io.consume.inbox import Inbox
-from messagebus._io.consume.way import Way
+from messagebus._io.consume.pipeline import Pipeline
 from messagebus.config import ConsumerConfig
 from messagebus.errors import LinkLost, StoreAway
 from messagebus.message import Delivery
@@ -53,7 +53,7 @@ class Rig:
         self._got: list[Delivery] = []
         copies: Any = FakeCopies()
         answers = CopiedAnswers(copies, lambda: None)
-        self.way = Way(
+        self.pipeline = Pipeline(
             ORDERS,
             ConsumerConfig(),
             answers,
@@ -62,7 +62,7 @@ class Rig:
             on_ready=lambda: None,
             on_back=lambda: None,
         )
-        self.inbox = Inbox(ORDERS, self.way, answers, lambda: None)
+        self.inbox = Inbox(ORDERS, self.pipeline, answers, lambda: None)
         self.transport = FakeTransport()
         self.inbox.connected(broker, self.transport, self.round_trip)  # type: ignore[arg-type]
 
@@ -74,7 +74,7 @@ class Rig:
     @property
     def got(self) -> list[tuple[bytes, int]]:
         """Bodies that were handed out, each with its fence."""
-        while (delivery := self.way.first.take()) is not None:
+        while (delivery := self.pipeline.first.take()) is not None:
             self._got.append(delivery)
         return [(each.body, each.fence) for each in self._got]
 

@@ -33,8 +33,8 @@ class OrderedBench(Bench):
 
     def __init__(self, order: Order = "key", *, runs_handlers: bool = True) -> None:
         super().__init__(Queue("jobs"), order)
-        assert self.way.ordered is not None
-        self.order = self.way.ordered
+        assert self.pipeline.ordered is not None
+        self.order = self.pipeline.ordered
         self.order.runs_handlers = runs_handlers
 
     def arrive(self, *names: str, first: int = 1) -> None:
@@ -114,7 +114,7 @@ async def test_a_retry_rests_in_place_with_its_attempt_and_leaves_no_copy() -> N
     assert await bench.stage.retry(first, delay_ms=1_000, headers=again(first))  # type: ignore[arg-type]
     assert bench.bodies() == []
     assert bench.order.stats()["keys_resting"] == 1
-    bench.way.put_forward(1_000)
+    bench.pipeline.put_forward(1_000)
     (found,) = bench.taken()
     assert (found.body, found.attempt) == (b"a1", 2)
     assert (bench.copies.later, bench.copies.given_back, bench.transport.nacks) == ([], [], [])
@@ -129,7 +129,7 @@ async def test_a_rest_ends_by_itself() -> None:
     await eventually_async(lambda: bench.turns > turns, within_s=WITHIN_S)
     (found,) = bench.taken()
     assert (found.body, found.attempt) == (b"a1", 1)
-    bench.way.stop()
+    bench.pipeline.stop()
 
 
 async def test_a_rejected_one_is_a_gap_and_the_next_goes_on() -> None:

@@ -248,6 +248,5 @@ def test_cases_end_in_their_order_each_with_its_reason(
     assert {"cf01", "cf01/s", "cf06", "cf06/s"} <= set(registered)
     given.local = object()
     assert (
-        run_all(given, ["client"], only=[1, 3])[0].detail
-        == "the kit itself: AssertionError: never"
+        run_all(given, ["client"], only=[1, 3])[0].detail == "the kit itself: AssertionError: never"
     )

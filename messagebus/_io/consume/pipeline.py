@@ -1,7 +1,7 @@
 """The stages of one consumer put together, and their life: see `stage` for what they do.
 
-Owners: `Way` makes the stages that its consumer wants, and is the only one that knows all of them. Optional
-stages are imported only where they are wanted.
+Owners: `Pipeline` makes the stages that its consumer wants, and is the only one that knows all of them.
+Optional stages are imported only where they are wanted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from messagebus.message import Delivery
 if TYPE_CHECKING:
     from messagebus._io.consume.claimed import Claimed
     from messagebus._io.consume.ordered import Ordered
-    from messagebus._io.consume.turns import StoreTurns
+    from messagebus._io.consume.store_turns import StoreTurns
     from messagebus.stores import Dedup
 
 Fence = Callable[[Ledger, Callable[[], Awaitable[object]]], Awaitable[int | None]]
 """Finds the fence of a link; the second one waits for an answer of it. None: the link has ended."""
 
 
-class Way:
+class Pipeline:
     """The stages of one consumer. dedup: None for none. chain: hooks that are told of duplicates.
 
     on_turn: called when something was answered, on_ready when something was handed out. on_back: called when

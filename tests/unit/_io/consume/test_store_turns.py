@@ -12,7 +12,7 @@ import pytest
 from messagebus import Subscription, Topic
 from messagebus._io.amqp.properties import ALONE
 from messagebus._io.consume.copies import CopiedAnswers
-from messagebus._io.consume.way import Way
+from messagebus._io.consume.pipeline import Pipeline
 from messagebus.config import ConsumerConfig
 from messagebus.core.claims import Answer, Rule, Turn
 from messagebus.core.deliveries import Ledgers
@@ -45,7 +45,7 @@ class Consumer:
         self.handled = list[str]()
         self.ledger = Ledgers().connected("mb1:5672")
         copies: Any = FakeCopies()
-        self.way = Way(
+        self.pipeline = Pipeline(
             SOURCE,
             ConsumerConfig(),
             CopiedAnswers(copies, self._turn),
@@ -60,14 +60,14 @@ class Consumer:
         self.ledger.delivered([tag])
         now_ns = time.monotonic_ns()
         made = Delivery._arrived(self.ledger, tag, 0, SOURCE, False, now_ns, raw, b"", ALONE)
-        self.way.first.arrived(self.ledger, [made])
+        self.pipeline.first.arrived(self.ledger, [made])
 
     def _turn(self) -> None:
-        while (delivery := self.way.first.take()) is not None:
+        while (delivery := self.pipeline.first.take()) is not None:
             self.handled.append(delivery.message_id)
-            assert self.way.first.ack(delivery)
-        assert self.way.turns is not None
-        self.way.turns.begin()
+            assert self.pipeline.first.ack(delivery)
+        assert self.pipeline.turns is not None
+        self.pipeline.turns.begin()
 
 
 def cancel_all() -> None:
@@ -97,4 +97,4 @@ async def test_an_application_that_cancels_all_tasks_of_its_loop_stops_no_dedupl
         consumer.arrived(2, "second")
     await eventually_async(lambda: consumer.ledger.owed == 0, within_s=30)
     assert consumer.handled == ["first", "second"]
-    await consumer.way.finish(1)
+    await consumer.pipeline.finish(1)
