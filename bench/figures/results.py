@@ -333,11 +333,11 @@ def update(
     return found
 
 
-def named(text: str, found: Results) -> str:
+def named(text: str, results: Results) -> str:
     """Return the page with the current values of the figures that it names. Raises InputInvalid."""
-    if unknown := {each[2] for each in NAMED.finditer(text)} - found.figures.keys():
+    if unknown := {each[2] for each in NAMED.finditer(text)} - results.figures.keys():
         raise InputInvalid(f"no results have {', '.join(sorted(unknown))}")
-    return NAMED.sub(lambda each: f"{each[1]}{found.in_words(each[2])}{each[3]}", text)
+    return NAMED.sub(lambda each: f"{each[1]}{results.in_words(each[2])}{each[3]}", text)
 
 
 def in_short(results: Results) -> list[str]:
