@@ -67,7 +67,11 @@ class RefusedFirst(MemoryWire):
         topology, refused = super().topology(), self.refused
 
         async def register(
-            wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False, told: object = None
+            wanted: Sequence[Wanted],
+            *,
+            timeout_ms: int,
+            enough: bool = False,
+            on_answer: object = None,
         ) -> Registration:
             refused.set()
             raise TopologyMismatch(TOLD)
@@ -113,11 +117,11 @@ class Answering(MemoryWire):
             *,
             timeout_ms: int,
             enough: bool = False,
-            told: Callable[[Registration], None] | None = None,
+            on_answer: Callable[[Registration], None] | None = None,
         ) -> Registration:
             found = Registration(True, created=tuple(map(str, wanted)))
-            assert told is not None
-            told(found)
+            assert on_answer is not None
+            on_answer(found)
             return found
 
         topology.register = register  # type: ignore[method-assign]

@@ -49,7 +49,7 @@ class FakeTopology:
         *,
         timeout_ms: int,
         enough: bool = False,
-        told: Callable[[Registration], None] | None = None,
+        on_answer: Callable[[Registration], None] | None = None,
     ) -> Registration:
         self.asked += 1
         fault = self.faults.pop(0) if self.faults else None
