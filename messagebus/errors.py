@@ -103,7 +103,7 @@ class MessageBusError(Exception):
 
     docs: ClassVar[str] = ""
     ends: Sequence[Published] = ()
-    __notes__ = _Notes()  # type: ignore[assignment]  # of BaseException: a list
+    __notes__ = _Notes()
 
     def __init_subclass__(cls) -> None:
         if cls.__module__ == __name__:

@@ -36,7 +36,13 @@ PAGES = {
     "rules": "/rules",
     "trace": "/trace",
 }
-WIDE, MIDDLE, NARROW = 1_560, 768, 390
+WIDE, USUAL, MIDDLE, NARROW = 1_560, 1_280, 768, 390
+# Elements whose content is wider than they are, so that a part of it is out of sight.
+CUT = """() => [...document.querySelectorAll("main *, .top *")].filter(each => {
+  const style = getComputedStyle(each);
+  return style.overflowX != "visible" && style.clipPath == "none" && each.clientWidth > 1
+    && each.tagName != "PRE" && each.scrollWidth > each.clientWidth + 1;
+}).map(each => `${each.tagName}.${each.className} ${each.innerText.slice(0, 60)}`)"""
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 WITHIN_MS = 60_000
 # The default of 5 s is too short for a page beside other work on one machine.
@@ -94,9 +100,12 @@ LOOKS = 100
 
 
 def faults_of(page: Page, name: str) -> list[str]:
-    """Judge a page in light on a wide screen and in dark on a narrow one; its width on both, and between."""
+    """Judge a page in light on a wide screen and in dark on a narrow one; its width on both, and between.
+
+    Nothing is cut, but for the tables of a screen of MIDDLE width, which are scrolled.
+    """
     found = []
-    for theme, width in (("light", WIDE), ("light", MIDDLE), ("dark", NARROW)):
+    for theme, width in (("light", WIDE), ("light", USUAL), ("light", MIDDLE), ("dark", NARROW)):
         page.emulate_media(color_scheme=theme, reduced_motion="reduce")  # type: ignore[arg-type]
         page.set_viewport_size({"width": width, "height": 1_000})
         for _ in range(LOOKS):  # charts are drawn anew
@@ -104,8 +113,10 @@ def faults_of(page: Page, name: str) -> list[str]:
                 break
             page.wait_for_timeout(100)
         found += [f"{wide} wide on {width}"] if wide > width else []
+        cut = page.evaluate(CUT) if width != MIDDLE else []
+        found += [f"cut on {width}: {each}" for each in cut]
         shoot(page, f"{name}-{theme}-{width}")
-        if width != MIDDLE:
+        if width in (WIDE, NARROW):
             result = Axe().run(page, options={"runOnly": RULES})
             found += [
                 f"{theme} {each['id']}: {[node['html'][:100] for node in each['nodes'][:3]]}"

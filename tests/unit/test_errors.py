@@ -77,10 +77,14 @@ def test_notes_of_an_application_stand_beside_the_section() -> None:
 
 
 def test_an_error_of_others_names_no_section_but_one_below_ours_names_that() -> None:
-    own = type("Own", (errors.MessageBusError,), {})
-    below = type("Below", (errors.NotFound,), {})
-    assert not hasattr(own(), "__notes__")
-    assert below.docs == errors.NotFound.docs
+    class Own(errors.MessageBusError):
+        pass
+
+    class Below(errors.NotFound):
+        pass
+
+    assert not hasattr(Own(), "__notes__")
+    assert Below.docs == errors.NotFound.docs
 
 
 @pytest.mark.parametrize(
