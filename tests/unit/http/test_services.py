@@ -33,6 +33,9 @@ WITHIN_S = 30.0
 # The client here shares a slow machine and a loop with all strangers: its own head may take seconds.
 HEAD_S = WITHIN_S
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+# In place of the path that `Service.shows`.
+SHOWN = b"/shown"
+SHOW = b"GET /shown HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @dataclass
@@ -143,11 +146,11 @@ async def worker_on_all_addresses() -> AsyncIterator[Service]:
 
 
 async def send(service: Service, first: bytes, more: bytes = b"", times: int = 0) -> None:
-    """Open a connection, send this, and then more and more until it is closed."""
+    """Open a connection, send this, and then more and more until it is closed; nothing is read."""
     with contextlib.suppress(OSError):
-        _reader, writer = await asyncio.open_connection(*service.address)
+        _reader, writer = await asyncio.open_connection(*service.address, limit=1)
         try:
-            writer.write(first)
+            writer.write(first.replace(SHOWN, service.shows.encode()))
             for _ in range(times):
                 writer.write(more)
                 await writer.drain()
@@ -166,6 +169,13 @@ ATTACKS: dict[str, tuple[int, bytes, bytes, int]] = {
     "heads that come byte by byte": (CONNECTIONS, HEAD, b"a", 1_000),
     "fields without an end": (20, HEAD + b"A: ", b"a" * 65_536, 1_000),
     "fields without number": (20, HEAD, b"A: b\r\n" * 10_000, 1_000),
+    "ranges without number": (
+        CONNECTIONS,
+        SHOW + b"Range: bytes=0-" + b",".join(b"5-%d" % end for end in range(1_000)) + b"\r\n\r\n",
+        b"",
+        0,
+    ),
+    "answers that nobody reads": (CONNECTIONS, 20 * (SHOW + b"\r\n"), b"", 0),
     "half bodies": (
         CONNECTIONS,
         b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\nx",
