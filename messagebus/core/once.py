@@ -471,7 +471,7 @@ class Claims(Generic[D]):
 
     def _hold(self, message: LocalMessage[D], lease_ms: int) -> None:
         """Keep a message that another consumer runs, as long as there is room."""
-        self.counters.deferred += not message.asked
+        self.counters.deferred += not message.times_held
         self.suspects.pass_on(message)
         if self.held.is_full:
             items = [message.item, *message.copies]

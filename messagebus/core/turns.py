@@ -73,10 +73,10 @@ class Turns(Generic[D]):
     @property
     def is_idle(self) -> bool:
         """True when nothing is here and the store has been told everything: it may be closed."""
-        return self.is_told and not self.claims.messages
+        return self.has_reported_all and not self.claims.messages
 
     @property
-    def is_told(self) -> bool:
+    def has_reported_all(self) -> bool:
         """True when the store has been told everything; claims may still be ours."""
         next_turn = self.claims.next_turn
         return not (self.sent or next_turn.ends or next_turn.behind)

@@ -50,8 +50,8 @@ class LocalMessage(Generic[D]):
     """One message that is here. item: the delivery that runs; copies: others, which wait for its end.
 
     first_ms: time of its first publish. token: of the claim that we have, or may have; b"" when we surely
-    have none. until_ms: end of its lease. asked: how often it was held because another runs it. parks: waits
-    as a suspect does, but to be parked.
+    have none. until_ms: end of its lease. times_held: how often it was held because another runs it. parks:
+    waits as a suspect does, but to be parked.
     """
 
     key: bytes
@@ -61,7 +61,7 @@ class LocalMessage(Generic[D]):
     step: int = WANTED
     token: bytes = b""
     until_ms: int = 0
-    asked: int = 0
+    times_held: int = 0
     end: str = ""
     parks: bool = False
 
@@ -89,8 +89,8 @@ class HeldDeliveries(Generic[D]):
         """Keep a message that another consumer runs. It is asked for again within its lease."""
         self.count += 1
         message.step = HELD
-        wait_ms = min(lease_ms, ASK_MAX_MS, ASK_FIRST_MS << min(message.asked, 10))
-        message.asked += 1
+        wait_ms = min(lease_ms, ASK_MAX_MS, ASK_FIRST_MS << min(message.times_held, 10))
+        message.times_held += 1
         self._numbers += 1  # no two are alike, so that messages are not compared
         heapq.heappush(self.times, (now_ms + wait_ms, self._numbers, message))
 

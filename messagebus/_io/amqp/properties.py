@@ -28,7 +28,7 @@ _KEY_AFTER = len(_KEY_FIELD) + 4
 # Its place without a content type: behind the flags and the table's length.
 _KEY_AT = 2 + 4 + _KEY_AFTER
 # Ids made by the library have this length.
-A_MADE_ID = "0" * 32
+ID_PLACE = "0" * 32
 
 CONTENT_TYPE, CONTENT_ENCODING, HEADERS = 1 << 15, 1 << 14, 1 << 13
 DELIVERY_MODE, PRIORITY = 1 << 12, 1 << 11
@@ -126,17 +126,17 @@ def _encode(
 def bare_shape(content_type: str, stamp_s: int, *, persistent: bool = True) -> tuple[bytes, bytes]:
     """Encode for a bare body: return the bytes before and after the text of a made id."""
     message = Message(body=b"", content_type=content_type)
-    return _around_id(encode(message, A_MADE_ID, stamp_s, persistent=persistent))
+    return _around_id(encode(message, ID_PLACE, stamp_s, persistent=persistent))
 
 
 def bare_entry_shape(content_type: str) -> tuple[bytes, bytes]:
     """Encode for a bare entry of a batch, as `bare_shape`."""
-    return _around_id(encode_entry(Message(body=b"", content_type=content_type), A_MADE_ID))
+    return _around_id(encode_entry(Message(body=b"", content_type=content_type), ID_PLACE))
 
 
 def _around_id(properties: bytes) -> tuple[bytes, bytes]:
     # The id stands after every text that an application chooses, so it is the last match.
-    before, _, after = properties.rpartition(A_MADE_ID.encode())
+    before, _, after = properties.rpartition(ID_PLACE.encode())
     return before, after
 
 

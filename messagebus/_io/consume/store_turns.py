@@ -204,7 +204,7 @@ class StoreTurns:
         """Tell the store what there is to tell, up to this time, and let go of it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self.machine.is_told:
+                while not self.machine.has_reported_all:
                     self.begin()
                     await asyncio.sleep(FINISH_EVERY_S)
         self._is_closed = True

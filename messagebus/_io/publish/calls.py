@@ -94,7 +94,7 @@ class Outgoing:
             return self._targets.twice(destination), cast(bytes, payload), None
         options = given_options(given)
         delay_ms = _delay_ms(options) if options else 0
-        message = _made(payload, options) if options else as_message(payload)
+        message = _message_of(payload, options) if options else as_message(payload)
         if isinstance(destination, str):
             destination = parse_destination(destination)
         delay = delay_step(delay_ms) if delay_ms > 0 else None
@@ -103,7 +103,7 @@ class Outgoing:
         return target, message.body, None if is_bare(message) else message
 
 
-def _made(payload: Payload, options: Options) -> Message:
+def _message_of(payload: Payload, options: Options) -> Message:
     fields: dict[str, Any] = {name: v for name, v in options.items() if name not in _NOT_FIELDS}
     if type(payload) is bytes:  # a Message is checked when it is made: once instead of twice
         return Message(body=payload, **fields)

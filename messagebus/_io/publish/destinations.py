@@ -114,7 +114,7 @@ class Destinations:
             self._loop.call_soon(self._refuse_again, destination, refusal)
             return
         self.known[destination] = address
-        self._options.add(address.asked)
+        self._options.add(address.options_text)
         self._gone.pop(destination, None)
         if self._resting.pop(destination, None) is not None:
             if not self._to_look_for:

@@ -11,7 +11,7 @@ from typing import cast
 
 from messagebus._io.amqp.batch import BATCH_TYPE, EntryShape, encode_entry
 from messagebus._io.amqp.connection import Frames, Transport, UniformFrames
-from messagebus._io.amqp.properties import A_MADE_ID, bare_entry_shape, bare_shape, encode
+from messagebus._io.amqp.properties import ID_PLACE, bare_entry_shape, bare_shape, encode
 from messagebus._io.publish.publishes import Bundle, Publish, PublishCopy, Shape
 from messagebus._io.publish.targets import Target
 from messagebus.core.confirms import Batch
@@ -104,7 +104,7 @@ class Sender:
         target = self._entries.get(content_type)
         if target is None:
             bare = bare_entry_shape(content_type)
-            target = self._entries[content_type] = EntryShape(bare, len(A_MADE_ID))
+            target = self._entries[content_type] = EntryShape(bare, len(ID_PLACE))
         return target
 
     def _uniform_for(self, target: Target, shape: Shape | None) -> UniformFrames:

@@ -35,7 +35,7 @@ def place_name(exchange: str, routing_key: str) -> str:
 _CHANGING = ("mqtt", "homes")
 
 
-def _asked(durability: Durability, wanted: Destination | None) -> str:
+def _options_text(durability: Durability, wanted: Destination | None) -> str:
     """Return what is asked of a destination beside its name, as text; "" where nothing is.
 
     mqtt may change, and homes do: they are not compared.
@@ -72,9 +72,11 @@ class Address:
         return cls(queue, "", queue, durability)
 
     @property
-    def asked(self) -> str:
+    def options_text(self) -> str:
         """The options that are asked of it beside its name, as text."""
-        return _asked(self.durability, cast(Destination, self.wanted[0]) if self.wanted else None)
+        return _options_text(
+            self.durability, cast(Destination, self.wanted[0]) if self.wanted else None
+        )
 
     @property
     def destination(self) -> str:
@@ -83,7 +85,7 @@ class Address:
         Publishes that ask for other options than the place has, such as another durability, are held, opened
         and refused apart from those that ask for the right ones.
         """
-        return place_name(self.exchange, self.routing_key) + self.asked
+        return place_name(self.exchange, self.routing_key) + self.options_text
 
 
 class Target:

@@ -126,7 +126,7 @@ def test_nothing_is_handed_out_before_its_claim_and_nothing_acked_before_it_is_s
     assert consumer.once.ended("a1")
     assert consumer.took() == Orders()
     assert consumer.store.state("a1") != DONE
-    assert not consumer.turns.is_told
+    assert not consumer.turns.has_reported_all
     assert consumer.talk() == Orders(ack=["a1"])
     assert consumer.store.state("a1") == DONE
     assert consumer.turns.is_idle
@@ -918,7 +918,7 @@ def test_what_was_given_back_behind_a_lost_reply_is_told_with_the_next_turn() ->
     consumer.lose()
     consumer.once.dropped(["b1"])
     consumer.later(50)
-    assert not consumer.turns.is_told
+    assert not consumer.turns.has_reported_all
     consumer.talk()
     assert consumer.turns.is_idle
     assert consumer.store.state("a1") == consumer.store.state("b1") == WAITING
@@ -959,7 +959,7 @@ def test_one_that_runs_on_hands_out_without_claims_acks_at_once_and_tells_later(
     assert consumer.talk() == Orders()
     states = [consumer.store.state(item) for item in ("a1", "b1", "c1", "e1")]
     assert states == [DONE, WAITING, PARKED, DONE]
-    assert consumer.turns.is_told
+    assert consumer.turns.has_reported_all
     assert not consumer.turns.is_idle  # d1 has not ended
 
 
