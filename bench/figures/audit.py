@@ -85,7 +85,7 @@ def differences(ours: Mapping[str, Any], duck: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a process and its children. said: its standard output."""
+    """The cost of a process and its children. output: what it wrote to standard output."""
 
     cpu_s: float
     memory_mib: float
@@ -94,15 +94,15 @@ class Cost:
 
 def watched(argv: Sequence[str], *, may_fail: bool = False) -> Cost:
     """Run a command to its end and measure its cost. Raises BenchError when it fails."""
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as complained:
+    with tempfile.TemporaryFile("w+") as written, tempfile.TemporaryFile("w+") as complained:
         with subprocess.Popen(
-            argv, cwd=CHECKOUT, stdout=output, stderr=complained, text=True
+            argv, cwd=CHECKOUT, stdout=written, stderr=complained, text=True
         ) as process:
             cpu_s, memory = _watch(psutil.Process(process.pid))
             status = process.wait(WITHIN_S)
-        for file in (output, complained):
+        for file in (written, complained):
             file.seek(0)
-        output, complaint = output.read(), complained.read()
+        output, complaint = written.read(), complained.read()
     if status and not may_fail:
         last = (complaint.strip() or output.strip() or "it said nothing").splitlines()[-1]
         raise BenchError(f"{argv[-1]}: {last}")
