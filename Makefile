@@ -114,7 +114,7 @@ docs: needs-python ## the site of all documents, with the API and a search, into
 	@$(PYTHON) -m bench readme
 	@$(PYTHON) -m docs.site
 
-dist: needs-build ## the wheel and the source archive, into dist/: the same bytes from the same commit
+dist: needs-build ## wheel, source archive and bill of materials, into dist/: the same bytes from the same commit
 	@$(PYTHON) -m ops.dist
 
 image: dist ## one image for every service, by podman, docker or buildah: messagebus

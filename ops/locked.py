@@ -38,7 +38,7 @@ class Lock:
     def __init__(self, source: Path = CHECKOUT) -> None:
         self._source = source
         blocks = filter(None, _ENTRY.split((source / LOCK).read_text()))
-        self._entries = {_name(block): block for block in blocks}
+        self._entries: dict[str, str] = {_name(block): block for block in blocks}
         self._via = {name: set(_VIA.findall(block)) for name, block in self._entries.items()}
 
     def part(self, name: str) -> set[str]:
@@ -46,7 +46,8 @@ class Lock:
         match name:
             case "build":
                 # pbr builds libraries that come as source alone: haproxyadmin, hdrhistogram.
-                return self.required(("build", "pbr", "setuptools", "wheel"))
+                tools = ("build", "cyclonedx-python-lib", "pbr", "setuptools", "wheel")
+                return self.required(tools)
             case "ops":
                 # A file that another includes is noted with the way to it: bench/../ops/../lb/...
                 kit = (each for each, via in self._via.items() if any("ops/" in by for by in via))
@@ -59,7 +60,11 @@ class Lock:
 
     def of_services(self) -> set[str]:
         """Return the names of what the wheel and its services need, and of all that these need."""
-        return self.required(map(_name, requirements_of(SERVICES, self._source)))
+        return self.required(self.named(SERVICES))
+
+    def named(self, extras: Iterable[str]) -> set[str]:
+        """Return the names of what the wheel needs with some of its extras, without what these need."""
+        return set(map(_name, requirements_of(extras, self._source)))
 
     def required(self, names: Iterable[str]) -> set[str]:
         """Return these libraries and all that they require. Raises NotLocked for one that the lock lacks."""
@@ -70,6 +75,14 @@ class Lock:
             new = {name for name, via in self._via.items() if new & via} - found
             found = found | new
         return found
+
+    def version(self, name: str) -> str:
+        """Return the version of a library."""
+        return self._entries[name].split()[0].partition("==")[2]
+
+    def required_by(self, name: str) -> set[str]:
+        """Return the libraries that a library requires itself."""
+        return {each for each, via in self._via.items() if name in via}
 
     def lines(self, names: Iterable[str]) -> str:
         """Return the entries of these libraries, as pip reads them."""

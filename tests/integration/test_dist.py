@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import json
 import os
 import re
 import shutil
@@ -15,15 +16,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from markdown_it import MarkdownIt
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
+from readme_renderer import markdown
 
 import messagebus
 from bench.processes import free_port
 from messagebus.__main__ import LATER
 from messagebus.commands.exits import Exit
-from ops.dist import build
-from ops.locked import SERVICES, requirements_of
+from ops.dist import bill_of_materials, build
+from ops.locked import SERVICES, Lock, requirements_of
 from ops.vendor import manifest
 from tests.support.documents import blocks_of, files_of
 from tests.support.eventually import eventually
@@ -62,8 +65,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return build(tmp_path_factory.mktemp("dist"))
 
 
-def test_the_same_commit_gives_the_same_bytes(built: list[Path], tmp_path: Path) -> None:
-    """The second is built from a later copy, in another folder."""
+def test_the_same_commit_gives_the_same_bytes(
+    built: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is built from a later copy, in another folder, and by somebody with other settings."""
+    for name, value in (("TZ", "Asia/Tokyo"), ("PYTHONHASHSEED", "7"), ("LC_ALL", "C")):
+        monkeypatch.setenv(name, value)
     copy = tmp_path / "elsewhere"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "messagebus", copy / "messagebus", ignore=ignored)
@@ -72,7 +79,11 @@ def test_the_same_commit_gives_the_same_bytes(built: list[Path], tmp_path: Path)
     # A worktree has a file that says where its history is.
     copied = shutil.copytree if (ROOT / ".git").is_dir() else shutil.copyfile
     copied(ROOT / ".git", copy / ".git")
-    again = build(tmp_path / "again", copy)
+    before = os.umask(0o077)
+    try:
+        again = build(tmp_path / "again", copy)
+    finally:
+        os.umask(before)
     assert [path.name for path in again] == [path.name for path in built]
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in built]
 
@@ -152,12 +163,58 @@ def test_the_description_is_a_page_that_an_index_can_show(built: list[Path]) -> 
     assert described["Author"] == "The messagebus project"
     assert "Development Status :: 3 - Alpha" in described.get_all("Classifier", [])
     assert {each.split(",")[0] for each in described.get_all("Project-URL", [])} >= {"Source"}
-    page = MarkdownIt("commonmark").enable("table").render(str(described.get_payload()))
-    assert page.startswith("<h1>messagebus</h1>")
+    page = markdown.render(str(described.get_payload()))
+    assert page is not None
+    assert re.match(r"<h1 [^>]*>messagebus<", page)
     assert "<table>" in page
     assert "<img" not in page
     assert "<!--" not in page
-    assert [each for each in re.findall(r'href="([^"]*)"', page) if "://" not in each] == []
+    links = re.findall(
+        r'href="(?!#user-content-)([^"]*)"', page
+    )  # but those of headings to themselves
+    assert links
+    assert [each for each in links if "://" not in each] == []
+
+
+def test_an_index_accepts_both(built: list[Path]) -> None:
+    checked = _run(
+        Path(sys.executable), ["-m", "twine", "check", "--strict", *map(str, built)], ROOT
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert checked.stdout.count("PASSED") == len(built)
+
+
+def test_the_bill_of_materials_is_valid_and_the_same_for_the_same_wheel(
+    built: list[Path], tmp_path: Path
+) -> None:
+    bill = bill_of_materials(built[0], Lock())
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill) is None
+    assert bill_of_materials(built[0], Lock()) == bill
+    changed = tmp_path / built[0].name
+    changed.write_bytes(built[0].read_bytes() + b"\0")
+    other = bill_of_materials(changed, Lock())
+    assert json.loads(other)["serialNumber"] != json.loads(bill)["serialNumber"]
+
+
+def test_the_bill_of_materials_has_every_library_and_every_file_of_others(
+    built: list[Path],
+) -> None:
+    lock = Lock()
+    bill = json.loads(bill_of_materials(built[0], lock))
+    listed = {each["purl"]: each for each in bill["components"]}
+    locked = re.findall(r"^([\w.-]+)==(\S+)", lock.lines(lock.of_services()), re.MULTILINE)
+    libraries = {f"pkg:pypi/{name}@{version}" for name, version in locked}
+    vendored = {
+        f"pkg:npm/{each['name'].replace('@', '%40')}@{each['version']}": each for each in manifest()
+    }
+    assert listed.keys() == libraries | vendored.keys()
+    for purl, each in vendored.items():
+        assert listed[purl]["licenses"] == [{"license": {"id": each["licence"]}}]
+    required = {each["name"] for each in bill["components"] if each.get("scope") == "required"}
+    assert required == {each.replace("_", "-") for each in _needed()}
+    edges = {each["ref"]: set(each.get("dependsOn", ())) for each in bill["dependencies"]}
+    assert {"click", "httpx", "pika", "starlette"} <= edges["messagebus-rabbitmq"]
+    assert "httpcore" in edges["httpx"]
 
 
 def test_the_licences_of_files_of_others_are_in_the_wheel(built: list[Path]) -> None:
