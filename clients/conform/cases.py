@@ -7,6 +7,7 @@ docs/reference/conformance.md.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ HANDSHAKE_DELAY_S = 0.05
 # From the end of a dial that failed, at the client, to the proxy's notice of it.
 ENDED_S = 0.5
 LET_GO_S = 0.5
+# By the sixth dial 3.1 s have passed at most after failed dials, 15.5 s at least after refused logins.
+DIALS, DIALS_WITHIN_S = 6, 4.0
+# The fifth comes 7.5 s after the first at the earliest.
+REFUSED_DIALS_MAX, REFUSED_FOR_S = 4, 5.0
+LOGIN_REFUSED = re.compile(r"login (was )?refused|access[_-]refused", re.I)
 MUST, SHOULD = "must", "should"
 
 
@@ -509,11 +515,7 @@ def certificates_are_checked(stage: Stage) -> str | None:
 
 @case("a password that changes is read again")
 def password_is_read_again(stage: Stage) -> None:
-    if stage.bus.local is None:
-        raise NotRun("needs a local cluster")
-    stage.user = f"{stage.topic}user"
-    _set_password(stage, "first")
-    stage.password_file.write_text("first")
+    _own_user(stage)
     with stage.consuming() as program:
         program.publish(stage.topic, stage.ids(2))
         program.settled(stage.ids(2))
@@ -655,6 +657,42 @@ def header_types_survive(stage: Stage) -> str | None:
     return f"not kept in a copy: {', '.join(lost)}" if lost else None
 
 
+@case("a limit of connections is no refused login: it is dialled again soon, and served in the end")
+def limits_are_tried_again(stage: Stage) -> None:
+    _own_user(stage)
+    _limit_connections(stage, 0)
+    with stage.program() as program:
+        program.consume(stage.subscription)
+        for proxy, who in ((stage.front, "publisher"), (stage.proxies[0], "consumer")):
+            program.until(
+                lambda proxy=proxy: proxy.opened >= DIALS,  # type: ignore[misc]
+                DIALS_WITHIN_S,
+                f"dial {DIALS} of the {who}",
+            )
+        _limit_connections(stage, None)
+        stage.attached(program, 0, 1, 2)
+        _until_known(program, stage.topic, stage.ids(3))
+        program.received(stage.ids(3))
+
+
+@case("a refused login is named on standard error, and dialled seldom")
+def refused_login_is_named(stage: Stage) -> str | None:
+    _own_user(stage)
+    stage.password_file.write_text("wrong")
+    with stage.program() as program:
+        program.consume(stage.subscription)
+        program.publish(stage.topic, stage.ids(2))
+        program.until(lambda: stage.front.opened, 10, "a dial")
+        program.never(
+            lambda: max(stage.front.opened, stage.proxies[0].opened) > REFUSED_DIALS_MAX,
+            REFUSED_FOR_S,
+            f"dialled more than {REFUSED_DIALS_MAX} times in {REFUSED_FOR_S:g} s",
+        )
+        must("confirmed" not in _ends(program, stage.ids(2)), "confirmed without a login")
+    said = (stage.bus.folder / f"{stage.topic}.log").read_text(errors="replace")
+    return None if LOGIN_REFUSED.search(said) else "does not name it"
+
+
 class NotRun(Exception):
     """Raised by a case that cannot run here; says why."""
 
@@ -739,6 +777,28 @@ def _copy_before_ack(stage: Stage, program: Program, how: str, **more: Any) -> N
 
 def _last(program: Program, message_id: str) -> Event:
     return [d for d in program.deliveries if d["delivered"] == message_id][-1]
+
+
+def _own_user(stage: Stage) -> None:
+    """Have the client log in as a user of this case alone."""
+    if stage.bus.local is None:
+        raise NotRun("needs a local cluster")
+    stage.user = f"{stage.topic}user"
+    _set_password(stage, "first")
+    stage.password_file.write_text("first")
+
+
+def _limit_connections(stage: Stage, count: int | None) -> None:
+    """Allow this case's user so many connections to each broker; None: any number."""
+    path = f"/api/user-limits/{stage.user}/max-connections"
+    for name in stage.bus.local.names:
+        with stage.bus.local.management(name) as management:
+            asked = (
+                management.delete(path)
+                if count is None
+                else management.put(path, json={"value": count})
+            )
+            asked.raise_for_status()
 
 
 def _set_password(stage: Stage, password: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 from messagebus import BusConfig, Consumer, ConsumerConfig, Delivery, Publisher, PublisherConfig
 from messagebus import declare as register
-from messagebus.errors import MessageBusError, NameInvalid, TopologyMismatch
+from messagebus.errors import LoginRefused, MessageBusError, NameInvalid, TopologyMismatch
 from messagebus.topology import with_options
 
 FINISH_S = 10.0
@@ -86,8 +87,13 @@ class Driver:
     def _consume(self, source: str, prefetch: int) -> None:
         topic, _, subscription = source.partition("/")
         config = ConsumerConfig(prefetch=prefetch)
-        self.consumer = Consumer(self.bus, topic, subscription=subscription, config=config)
-        self.consumer.start()
+        consumer = Consumer(self.bus, topic, subscription=subscription, config=config)
+        try:
+            consumer.start()
+        except LoginRefused as fault:
+            logging.error("login refused: %s", fault)
+            return
+        self.consumer = consumer
         threading.Thread(target=self._receive, daemon=True).start()
 
     def _receive(self) -> None:
@@ -126,6 +132,7 @@ class Driver:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.ERROR)
     driver = Driver()
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

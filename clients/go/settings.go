@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"math/rand"
 	"net"
 	"os"
@@ -111,6 +112,7 @@ func (b *backoff) after(err error) time.Duration {
 	first, most, n := redialFirst, redialMax, &b.failures
 	if errors.Is(err, amqp.ErrCredentials) {
 		first, most, n = refusedFirst, refusedMax, &b.refusals
+		fmt.Fprintln(os.Stderr, "login refused:", err)
 	}
 	wait := most
 	if *n < 10 {

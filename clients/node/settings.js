@@ -58,7 +58,8 @@ export class Backoff {
   failures = 0;
   refusals = 0;
   after(fault) {
-    const refused = /ACCESS_REFUSED|403/.test(String(fault && fault.message));
+    const refused = /terminated by server: 403/.test(String(fault && fault.message));
+    if (refused) console.error(`login refused: ${fault.message}`);
     const [first, most, n] = refused ? [1000, 30000, this.refusals++] : [100, 5000, this.failures++];
     const wait = Math.min(first * 2 ** Math.min(n, 10), most);
     return wait / 2 + Math.random() * wait / 2;

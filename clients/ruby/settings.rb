@@ -129,6 +129,7 @@ class Backoff
 
   def after(fault = nil)
     refused = fault.is_a?(Bunny::PossibleAuthenticationFailureError)
+    warn "login refused: #{fault.message}" if refused
     first, most, count = refused ? [1.0, 30.0, @refusals += 1] : [0.1, 5.0, @failures += 1]
     rand(0.5..1.0) * [first * 2**[count - 1, 10].min, most].min
   end

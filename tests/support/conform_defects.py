@@ -6,6 +6,7 @@ python -m tests.support.conform_defects NAME
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import sys
 import threading
@@ -18,10 +19,12 @@ from clients.conform.python_driver import Driver
 from messagebus import BusConfig, Consumer, Publisher, PublisherConfig
 from messagebus import destination as destinations
 from messagebus._io.agents import consumer_list
+from messagebus._io.amqp import link
 from messagebus._io.publish.links import Links
 from messagebus.broker import BrokerList
 from messagebus.core.deliveries import Ledger
 from messagebus.core.membership import HangUp, Membership
+from messagebus.errors import LinkLost
 from messagebus.tls import TlsFiles
 
 
@@ -214,6 +217,14 @@ def _any_name() -> None:
     destinations.check_name = lambda kind, name: name
 
 
+def _limits_for_good() -> None:
+    link.FOR_NOW = re.compile("(?!)")
+
+
+def _refused_for_now() -> None:
+    link._refused = lambda address, text: LinkLost(address.name, text)
+
+
 def nothing() -> None:
     """Leave the library as it is."""
 
@@ -239,6 +250,8 @@ DEFECTS: dict[int, tuple[type[Driver], Callable[[], None]]] = {
     18: (Hasty, nothing),
     19: (Driver, _any_name),
     20: (Texts, nothing),
+    21: (Driver, _limits_for_good),
+    22: (Driver, _refused_for_now),
 }
 """Number of a case -> the driver, and the fault of the library, that it must find."""
 

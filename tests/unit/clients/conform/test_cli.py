@@ -133,7 +133,7 @@ def test_a_given_bus_is_asked_with_the_login_of_any_client(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--case", "99", *CLIENT), "--case 99: 1 to 20"),
+        (("--case", "99", *CLIENT), "--case 99: 1 to 22"),
         (("--", "/no/such/client"), "/no/such/client: no program that can be run"),
         (("--brokers", "a,b", "--agents", "a,b", *CLIENT), "3 or more of each"),
         (("--brokers", "a,b,c", *CLIENT), "3 or more of each"),

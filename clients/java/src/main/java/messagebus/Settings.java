@@ -134,6 +134,9 @@ final class Settings {
 
         long after(Exception fault) {
             boolean refused = fault instanceof AuthenticationFailureException;
+            if (refused) {
+                System.err.println("login refused: " + fault.getMessage());
+            }
             int n = refused ? refusals++ : failures++;
             long full = Math.min(refused ? 30_000 : 5_000, (refused ? 1_000L : 100L) << Math.min(n, 10));
             return full / 2 + ThreadLocalRandom.current().nextLong(full / 2 + 1);
