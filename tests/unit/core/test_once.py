@@ -18,7 +18,7 @@ from messagebus.core import claims, once, turns
 from messagebus.core.claims import DONE, KEY_BYTES, PARKED, WAITING, Answer, Record, Rule, Turn
 from messagebus.core.once import Claims, Orders
 from messagebus.core.turns import SEED_BYTES, Turns
-from messagebus.core.waiting import CALM_MS
+from messagebus.core.waiting import ASK_MAX_MS, CALM_MS
 from tests.support.examples import examples
 
 LEASE_MS = 30_000
@@ -130,6 +130,31 @@ def test_nothing_is_handed_out_before_its_claim_and_nothing_acked_before_it_is_s
     assert consumer.talk() == Orders(ack=["a1"])
     assert consumer.store.state("a1") == DONE
     assert consumer.turns.is_idle
+
+
+def test_when_the_store_is_back_nothing_is_handed_out_without_a_claim_again() -> None:
+    consumer = Consumer(run_when_away=True)
+    consumer.arrived("a1")
+    consumer.lose()
+    assert consumer.took().hand_out == ["a1"]
+    consumer.later(ASK_MAX_MS)
+    consumer.talk()
+    consumer.arrived("b1")
+    assert consumer.took() == Orders()
+
+
+def test_what_is_asked_for_while_it_is_held_is_held_once() -> None:
+    other = Consumer()
+    other.start("a1")
+    consumer = Consumer(other.store)
+    consumer.arrived("a2")
+    consumer.talk()
+    consumer.once.ask(["a2"])
+    consumer.talk()
+    assert consumer.once.held.count == 1
+    consumer.later(ASK_MAX_MS)
+    consumer.talk()
+    assert consumer.once.held.count == 1
 
 
 def test_a_run_that_failed_is_given_back_before_its_message_comes_again() -> None:

@@ -134,6 +134,14 @@ def test_a_retry_carries_the_same_publish_first_and_in_order() -> None:
     assert made.retried == 2
 
 
+def test_a_publish_whose_deadline_has_passed_is_not_sent_again() -> None:
+    made = accepted(item("late", deadline_ms=100), item("1", deadline_ms=101))
+    made.take(0)
+    assert ends(made.link_lost(1, 100)) == [("late", "unknown")]
+    made.in_flight.opened(2, after=())
+    assert ids(made.take(100)) == ["1"]
+
+
 def test_unknown_is_told_at_once_when_retries_are_not_wanted() -> None:
     made = accepted(item("1"), retry_unknown=False)
     list(made.take(0))
@@ -164,6 +172,14 @@ def test_the_publish_that_is_refused_alone_ends_and_costs_the_others_nothing() -
     (last,) = made.take(0)
     assert isinstance(last, Item)
     assert (last.message_id, last.attempts) == ("3", 2)
+
+
+def test_a_suspect_whose_link_ends_for_another_reason_is_sent_alone_again() -> None:
+    made = refused_once("1", "bad", "3")
+    assert ids(made.take(0)) == ["1"]
+    assert made.link_lost(2, 0, "reset") == []
+    made.in_flight.opened(3, after=())
+    assert ids(made.take(0)) == ["1"]
 
 
 class Together(Item):
@@ -308,6 +324,14 @@ def test_a_clock_that_is_put_forward_brings_deadlines_and_lingering_batches_near
     assert packs(lingers.take(10)) == [["a"]]
 
 
+def test_a_message_larger_than_all_bytes_is_accepted_when_nothing_waits() -> None:
+    made = pending()
+    assert made.backlog.has_room(BYTES_MAX + 1)
+    made.backlog.accept(item("1", size=1))
+    assert made.backlog.has_room(BYTES_MAX - 1)
+    assert not made.backlog.has_room(BYTES_MAX)
+
+
 # Batches.
 PACKING = Packing(count_max=3, bytes_max=50, linger_ms=0)
 
@@ -339,6 +363,13 @@ def test_whoever_waits_for_all_ends_the_wait_of_lingering_batches() -> None:
     assert packs(made.take(0)) == [["other"], ["1"]]
     made.backlog.accept(item("2"))
     assert packs(made.take(999)) == []
+
+
+def test_a_batch_that_was_sent_takes_no_more() -> None:
+    made = packed(*numbered(10))
+    assert packs(made.take(0)) == [["1"]]
+    made.backlog.accept(item("2"))
+    assert packs(made.take(0)) == [["2"]]
 
 
 def bundle(message_id: str, count: int, *, deadline_ms: int = FAR_MS) -> Item:
