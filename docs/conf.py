@@ -16,6 +16,8 @@ html_theme = "furo"
 html_title = "messagebus"
 html_copy_source = False
 html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
