@@ -125,7 +125,7 @@ class Told:
     code: int
     text: str
     html: str
-    found: dict[str, Any]
+    measured: dict[str, Any]
 
     @property
     def first(self) -> str:
