@@ -211,7 +211,7 @@ def _limited(wanted: Wanted, delivery_limit: int | None) -> Wanted:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def brokers(as_json: bool) -> int:
-    """Print the brokers that consumers consume from.
+    """Print the brokers of the consumer list, whether they are up or not.
 
     \b
     Example:
@@ -233,7 +233,7 @@ def brokers(as_json: bool) -> int:
         return 0
     say(f"cluster {found.cluster or '-'}  generation {found.generation}")
     for entry in found:
-        say(f"{entry.broker.name:<24}{'draining' if entry.draining else 'consumed from'}")
+        say(f"{entry.broker.name:<24}{'draining' if entry.draining else 'listed'}")
     return 0
 
 

@@ -218,10 +218,13 @@ class App:
         that many. A batch that is not full is handled linger_s seconds (0 to 60; None: 0.2) after its first
         delivery. The result of the run applies to each delivery: see `AsyncConsumer.run`. A delivery whose
         payload cannot be converted is parked and is in no batch.
-        dedup: at most one successful run for each message: see `Consumer`. None: the app's; False: none.
-        order: "key": messages of one key run one after the other, at any concurrency: see `Consumer`.
+        dedup: a `Dedup`, a store or its address: at most one successful run for each message. None: the
+        app's; False: none.
+        order: "key": messages of one key run one after the other, at any concurrency. "partition": so do all
+        messages of one broker or partition. "none": no order. None: as config says.
         middleware: functions around its runs, inside of the app's.
-        Raises ConfigError or NameInvalid at once if a setting or the signature cannot work.
+        Raises ConfigError or NameInvalid at once if a setting or the signature cannot work. What depends on
+        settings of the environment, such as the order, raises ConfigError when the app starts.
         """
         if callable(destination):
             raise ConfigError(

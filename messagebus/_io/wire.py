@@ -34,7 +34,10 @@ ASK_AGAIN_S, ASK_AGAIN_MAX_S = 0.1, 5.0
 
 
 class Outage:
-    """The log of a client that reaches no broker: a line when that begins, one a minute, one when it ends."""
+    """The log of a client that reaches no broker: a line when that begins, one a minute, one when it ends.
+
+    The first line is about the first dial that fails: others may succeed a moment later.
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -54,7 +57,7 @@ class Outage:
         if not self._logged_ms or now - self._logged_ms >= OUTAGE_LOGGED_EVERY_MS:
             self._logged_ms = now
             self._log.warning(
-                "no broker is reached broker=%s for_s=%d dials=%d reason=%r docs=%s",
+                "no answer yet from broker=%s for_s=%d dials=%d reason=%r docs=%s",
                 *(broker, (now - self._since_ms) // 1_000, self._dials, str(fault) or TOO_LATE),
                 docs_of(fault) or LinkLost.docs,
             )

@@ -81,18 +81,19 @@ class Verdict(NamedTuple):
     and too many of its runs never ended: store a copy in the parking queue, say `parked`, ack it).
     ms: with LATER, until the other's lease ends, at least 1.
     unended: with RUN and PARK, runs that began and did not end; RUN counts this one.
-    is_first: with RUN, nothing was known of the message.
+    is_first: with RUN, nothing was known of the message. is_parked: with ENDED, it is parked.
     """
 
     kind: str
     ms: int = 0
     unended: int = 0
     is_first: bool = False
+    is_parked: bool = False
 
 
 RUN_FIRST = Verdict(RUN, 0, 1, True)
 RUN_AGAIN = Verdict(RUN, 0, 1)
-IS_ENDED = Verdict(ENDED)
+IS_ENDED, WAS_PARKED = Verdict(ENDED), Verdict(ENDED, is_parked=True)
 
 
 class Held(NamedTuple):
@@ -157,7 +158,7 @@ def claim(record: Record | None, token: bytes, rule: Rule, now_ms: int) -> tuple
         return first(token, rule, now_ms), RUN_FIRST
     state, owner, unended, lease_ms, _expires_ms = record
     if state in (DONE, PARKED):
-        return record, IS_ENDED
+        return record, WAS_PARKED if state == PARKED else IS_ENDED
     if state != WAITING and owner == token:  # the reply to the same claim was lost
         made = Record(state, token, unended, now_ms + rule.lease_ms, now_ms + rule.remember_ms)
         return made, _granted(state, unended, rule)

@@ -80,6 +80,7 @@ class Orders(Generic[D]):
     defer: another runs it; let it come again after these ms by a copy that counts no attempt.
     released: `given_back` is stored; store its copy for another run, or return it.
     held: somebody else runs it, or another delivery of it that is here; it waits.
+    of_parked: those of `ack` whose message the store knows as parked, to be logged.
     """
 
     hand_out: list[D] = field(default_factory=list)
@@ -88,6 +89,7 @@ class Orders(Generic[D]):
     defer: list[tuple[D, int]] = field(default_factory=list)
     released: list[D] = field(default_factory=list)
     held: list[D] = field(default_factory=list, compare=False)
+    of_parked: list[D] = field(default_factory=list, compare=False)
 
 
 @dataclass(slots=True)
@@ -452,6 +454,8 @@ class Claims(Generic[D]):
     def _denied(self, message: LocalMessage[D], verdict: Verdict) -> None:
         if verdict.kind == ENDED:
             message.end = IS_PARKED  # perhaps: so it is asked for again when another copy comes
+            if verdict.is_parked:
+                self._order().of_parked.append(message.item)
             self.counters.duplicates += 1
             self.stored(message)
         elif verdict.kind == LATER:

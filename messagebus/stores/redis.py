@@ -109,7 +109,7 @@ for i = 1, #KEYS - k do
   else
     local s = v:byte(1)
     if s > 3 then
-      letters[i] = 'e'
+      letters[i] = s == 53 and 'k' or 'e'
     else
       local n, mine = unpack('>H', v, 2), s < 3 and sub(v, 4, 11) == token
       local ends = s < 3 and unpack('>I6', v, 12) or 0
@@ -139,7 +139,8 @@ return reply
 """
 SHA = hashlib.sha1(SCRIPT.encode()).hexdigest()
 RUN_FIRST, IS_ENDED = Verdict(RUN, 0, 1, True), Verdict(ENDED)
-FIRST_LETTER, ENDED_LETTER, LATER_LETTER, PARK_LETTER = b"felp"
+WAS_PARKED = Verdict(ENDED, is_parked=True)
+FIRST_LETTER, ENDED_LETTER, PARKED_LETTER, LATER_LETTER, PARK_LETTER = b"feklp"
 
 
 class RedisStore:
@@ -367,6 +368,8 @@ def _answer(turn: Turn, reply: Sequence[Any]) -> Answer:
             verdicts.append(RUN_FIRST)
         elif letter == ENDED_LETTER:
             verdicts.append(IS_ENDED)
+        elif letter == PARKED_LETTER:
+            verdicts.append(WAS_PARKED)
         elif letter == LATER_LETTER:
             verdicts.append(Verdict(LATER, next(number)))
         elif letter == PARK_LETTER:

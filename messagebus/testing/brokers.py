@@ -15,10 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from messagebus._io.amqp.copy_headers import dead_lettered
-from messagebus._io.amqp.properties import read_headers, read_message_id
-from messagebus.core.homes import read_homes, segment_of
-from messagebus.core.parking import read_ttl_ms
+from messagebus._io.amqp.copy_headers import dead_lettered, redriven
+from messagebus._io.amqp.properties import (
+    KEY_HEADER,
+    read_headers,
+    read_message_id,
+    read_stamp_ms,
+)
+from messagebus.core.homes import partition_of, read_homes, segment_of
+from messagebus.core.parking import read_facts, read_ttl_ms
 from messagebus.destination import (
     SEGMENTS,
     UNDELIVERED_QUEUE,
@@ -488,6 +493,38 @@ class MemoryBrokers:
                 if (queue := broker.queues.get(source.parking_queue)) is not None
                 for stored in [*queue.ready, *(s for t in queue.takers for s in t.unacked.values())]
             ]
+
+    def redrive(self, source: Source) -> int:
+        """Put the parked messages back to the end of their queues. Returns their number."""
+        with self.lock:
+            known = self._wanted.get(str(source), source)
+            count = 0
+            for broker in self.all.values():
+                parking = broker.queues.get(source.parking_queue)
+                for stored in [] if parking is None else parking.take_all():
+                    self._put_again(broker, known, stored)
+                    count += 1
+            self.tell()
+        return count
+
+    def _put_again(self, broker: MemoryBroker, source: Wanted, stored: Stored) -> None:
+        headers = read_headers(stored.raw)
+        name = source.amqp_queue
+        if isinstance(source, Subscription) and source.has_segments:
+            key = headers.get(KEY_HEADER)
+            homes = read_homes(source.topic.homes, source.topic.partitions)
+            partition = partition_of(key if isinstance(key, str) else "", len(homes))
+            home = homes[partition]
+            broker = self.all[home.broker]
+            name = source.segment_queue(segment_of(partition, home))
+        facts = read_facts(
+            headers,
+            message_id=read_message_id(stored.raw),
+            stamp_ms=read_stamp_ms(stored.raw),
+        )
+        raw, queue = redriven(stored.raw, facts), broker.queues[name]
+        queue.put(Stored(next(self.places), Route("", name), raw, stored.body))
+        queue.hand_out()
 
     def undelivered(self) -> list[Message]:
         """Return the delayed messages that found no queue when they were due."""

@@ -220,6 +220,13 @@ class MemoryBus:
         for client in list(self._blocking):
             client.stop(0)
 
+    def redrive(self, destination: Destination | Source | str, subscription: str = "") -> int:
+        """Put parked messages back to the end of their queue, as `messagebus parked redrive` does.
+
+        Their attempts start at 1 again. Returns the number of messages.
+        """
+        return self._brokers.redrive(_source(destination, subscription))
+
     # Time.
     def advance(self, seconds: float) -> None:
         """Move the clock forward: delays and retries become due, deadlines of open publishes pass."""

@@ -120,6 +120,12 @@ class MemoryQueue:
                     self._brief.append(stored)
         self.ready.append(stored)
 
+    def take_all(self) -> list[Stored]:
+        """Take out the messages that wait, in order."""
+        taken, self._returned = list(self.ready), 0
+        self.ready.clear()
+        return taken
+
     def _put_back(self, returned: list[Stored]) -> None:
         """Put messages back, or dead-letter those that came back too often. returned: in order.
 

@@ -77,7 +77,8 @@ def list_subscriptions(as_json: bool) -> int:
         titles = ("NAME", "BROKER", "READY", "UNACKED", "CONSUMERS", "OLDEST")
         for line in top.table(titles, cells, texts=2):
             say(line)
-    return _tell_unanswered(found.unanswered, found.answered)
+    missing = {broker: f"{why}; its counts are missing" for broker, why in found.unanswered.items()}
+    return _tell_unanswered(missing, found.answered)
 
 
 def _ages(settings: BusConfig) -> Mapping[tuple[str, str], str]:

@@ -32,7 +32,7 @@ from messagebus import (
 from messagebus._io.agents.registration import credentials
 from messagebus._io.amqp.link import Link, dial
 from messagebus._io.amqp.properties import read_library_headers
-from messagebus.admin import ParkedFilter, count_parked
+from messagebus.admin import ParkedFilter, count_parked, redrive_parked
 from messagebus.admin import brokers as list_of_brokers
 from messagebus.broker import Broker
 from messagebus.destination import Destination, Source
@@ -194,6 +194,12 @@ class Bus:
         """Let time pass: in memory at once; on RabbitMQ the test waits for the effect."""
         if self._config is None:
             self._memory.advance(seconds)
+
+    async def redrive(self, source: str) -> int:
+        """Put the parked messages of a subscription back. Returns their number."""
+        if self._config is None:
+            return self._memory.redrive(source)
+        return (await asyncio.to_thread(redrive_parked, self._config, [source])).total
 
     async def parked(self, broker: str, subscription: str) -> int:
         """Count messages in the parking queue of the broker."""

@@ -21,10 +21,10 @@ from messagebus import (
     Message,
     Once,
     Park,
+    RetryPolicy,
     Subscription,
     Topic,
 )
-from messagebus.admin import redrive_parked
 from messagebus.core.claims import Held, Turn, key_of
 from messagebus.inbox import inbox_ddl
 from messagebus.testing.store import FaultyStore
@@ -433,14 +433,26 @@ async def test_a_message_that_was_redriven_runs_again(bus: Bus) -> None:
     work = run(consumer, handler)
     await publish(bus, "a")
     await counted(consumer, parked=1)
-    if bus.is_memory:
-        (message,) = bus.in_memory.parked(bus.topic, "billing")
-        assert message.message_id == "a"
-    else:
-        moved = await asyncio.to_thread(redrive_parked, bus.config, [f"{bus.topic}/billing"])
-        assert moved
-        await counted(consumer, acked=1, duplicates=0)
+    assert await bus.redrive(f"{bus.topic}/billing") == 1
+    await counted(consumer, acked=1, duplicates=0)
+    assert [(each.message_id, each.attempt) for each in handler.seen] == [("a", 1)] * 2
     assert await ended(consumer, work) == 0
+
+
+async def test_a_corrected_message_under_the_id_of_a_parked_one_is_logged_and_does_not_run(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer, handler = await bus.consumer(dedup=store()), Handler(raising(ValueError("no")))
+    work = run(consumer, handler, retry=RetryPolicy(attempts_max=1))
+    await publish(bus, "a", "b")
+    await counted(consumer, parked=2)
+    await publish(bus, "a", "b")
+    await counted(consumer, parked=2, duplicates=2)
+    (line,) = [each for each in caplog.messages if "copy of a parked message" in each]
+    assert "message='a'" in line or "message='b'" in line
+    assert f"{bus.topic}/billing" in line
+    assert await ended(consumer, work) == 0
+    assert ids(handler) == Counter(["a", "b"])
 
 
 async def test_a_handler_is_given_what_notes_its_message_in_a_database(bus: Bus) -> None:

@@ -265,12 +265,13 @@ def test_a_message_whose_runs_never_end_is_to_be_parked(opened: Opened) -> None:
     [key] = new_keys(1)
     short = RULE._replace(lease_ms=SHORT_MS)
     for letter, run in (("a", 1), ("b", 2)):
-        assert opened.claim(key, letter, short)[::2] == (claims.RUN, run)
+        verdict = opened.claim(key, letter, short)
+        assert (verdict.kind, verdict.unended) == (claims.RUN, run)
         short_time_passes()
     assert opened.claim(key, "c") == Verdict(claims.PARK, 0, 2)
     assert opened.claim(key, "c") == Verdict(claims.PARK, 0, 2), "the reply was lost"
     opened.turn(Turn(parked=[Held(key, token("c"))]))
-    assert opened.claim(key, "d").kind == claims.ENDED
+    assert opened.claim(key, "d") == Verdict(claims.ENDED, is_parked=True)
 
 
 def test_records_are_shown_counted_and_forgotten(opened: Opened) -> None:

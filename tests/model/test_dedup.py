@@ -481,7 +481,7 @@ def _fingerprint(state: State, processes: Sequence[Process]) -> Hashable:
             *(items(process.handed), items(process.running), items(process.parking)),
             items(process.acked_first),
             process.answer
-            and (tuple(v[::2] for v in process.answer.verdicts), *process.answer.kept),
+            and (tuple(v[:3:2] for v in process.answer.verdicts), *process.answer.kept),
         )
 
     record = state.records.get(KEY)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from messagebus._io.admin.queues import CALL_TIMEOUT_S, answered, opened, ready_messages
 from messagebus._io.agents.subscriptions import homes_by
-from messagebus._io.amqp.copy_headers import copied
+from messagebus._io.amqp.copy_headers import redriven
 from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.link import Link, line_ms
 from messagebus._io.amqp.properties import (
@@ -29,16 +29,13 @@ from messagebus._io.amqp.properties import (
     read_stamp_ms,
 )
 from messagebus.broker import BrokerList
-from messagebus.clock import wall_ms
 from messagebus.config import BusConfig
 from messagebus.core.homes import Home, partition_of, read_chains, read_homes, segment_of
 from messagebus.core.parking import (
-    REDRIVEN,
     Choice,
     Facts,
     Parked,
     Undelivered,
-    is_dropped_by_redrive,
     read_facts,
 )
 from messagebus.destination import Subscription, Topic
@@ -177,7 +174,7 @@ class Parking:
 
             async def move(taking: _Taking, taken: _Taken) -> str:
                 try:
-                    raw = _redriven(taken)
+                    raw = redriven(taken.raw, taken.facts)
                 except Exception as fault:  # a malformed message must not hold back others
                     return f"cannot be copied: {fault!r}"
                 if isinstance(source, Undelivered):
@@ -476,22 +473,6 @@ def _facts(raw: bytes, source: Parked) -> Facts:
         message_id=read_message_id(raw),
         stamp_ms=read_stamp_ms(raw),
         delivery_limit=source.delivery_limit,
-    )
-
-
-def _redriven(taken: _Taken) -> bytes:
-    facts = taken.facts
-    marks: dict[str, Any] = {REDRIVEN: facts.redriven + 1}
-    if facts.first_ms is not None:
-        marks["mb-first-ms"] = facts.first_ms
-    stamp_ms = facts.first_ms or wall_ms()
-    return copied(
-        taken.raw,
-        marks,
-        facts.message_id,
-        entry=False,
-        stamp_ms=stamp_ms,
-        without=is_dropped_by_redrive,
     )
 
 

@@ -279,7 +279,7 @@ async def _ask_all(
                     )
                 _raise_if_refused(url, answer)
                 if answer.status_code != httpx.codes.OK:
-                    return f"HTTP {answer.status_code} {_error_of(answer)}"
+                    return _why_not(answer)
                 told = answer.json()
             except (httpx.HTTPError, TimeoutError, ValueError) as fault:
                 return reason_of(fault)
@@ -317,6 +317,19 @@ def _proof(token: Secret) -> Callable[[str], httpx.Auth]:
 def _raise_if_refused(url: str, answer: httpx.Response) -> None:
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise LoginRefused(url, _error_of(answer) or "refused")
+
+
+def _why_not(answer: httpx.Response) -> str:
+    """Return why an agent did not answer; it checks logins by its broker, and cannot while that is down."""
+    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        try:
+            told = answer.json()
+        except ValueError:
+            told = None
+        if isinstance(told, dict) and told.get("linked") is False:
+            reason = one_line(str(told.get("reason") or "no connection to it"), REASON_CHARS_MAX)
+            return f"the broker is down (its agent: {reason})"
+    return f"HTTP {answer.status_code} {_error_of(answer)}"
 
 
 def _error_of(answer: httpx.Response) -> str:

@@ -32,8 +32,9 @@ from messagebus._io.amqp.properties import (
     read_headers,
 )
 from messagebus.bodies import BINARY
+from messagebus.clock import wall_ms
 from messagebus.core.headers import OF_BROKERS, STREAM_OFFSET
-from messagebus.core.parking import TTL_HEADER
+from messagebus.core.parking import REDRIVEN, TTL_HEADER, Facts, is_dropped_by_redrive
 
 # Properties must fit into one frame, of 128 KiB by default, or the broker ends the link.
 PROPERTIES_BYTES_MAX = 120 * 1024
@@ -95,6 +96,21 @@ def copied(
         found[MESSAGE_ID] = _short(message_id)
     found.setdefault(TIMESTAMP, _STAMP.pack(max(0, stamp_ms) // 1000))
     return _FLAGS.pack(sum(found)) + b"".join(found[flag] for flag in _ORDER if flag in found)
+
+
+def redriven(raw: bytes, facts: Facts) -> bytes:
+    """Return the properties with which a parked message goes back to its queue. facts: those of `raw`."""
+    marks: dict[str, Any] = {REDRIVEN: facts.redriven + 1}
+    if facts.first_ms is not None:
+        marks["mb-first-ms"] = facts.first_ms
+    return copied(
+        raw,
+        marks,
+        facts.message_id,
+        entry=False,
+        stamp_ms=facts.first_ms or wall_ms(),
+        without=is_dropped_by_redrive,
+    )
 
 
 def _short(text: str) -> bytes:

@@ -29,7 +29,7 @@ from messagebus._io.consume.plain import Plain
 from messagebus._io.consume.stage import BehindClaims
 from messagebus._io.consume.store_turns import StoreTurns
 from messagebus._io.hooks import HookChain
-from messagebus.clock import NS_PER_MS, monotonic_ms, wall_ms
+from messagebus.clock import NS_PER_MS, LogLimit, monotonic_ms, wall_ms
 from messagebus.core.claims import keys_of
 from messagebus.core.deliveries import Ledger
 from messagebus.core.once import Claims, Orders
@@ -41,6 +41,8 @@ from messagebus.stores import Dedup
 log = logging.getLogger("messagebus.consumer")
 
 LAPSE_EVERY_S = 1.0
+PARKED_LOGGED_EVERY_MS = 60_000
+REMEDY = "publish a corrected message under a new id, or redrive the parked one"
 
 
 class RunClaims:
@@ -333,6 +335,7 @@ class Claimed:
         self._behind: BehindClaims = behind
         self._plain = plain
         self._chain, self._on_turn, self._on_ready = chain, on_turn, on_ready
+        self._source, self._parked_lines = source, LogLimit(PARKED_LOGGED_EVERY_MS)
         self.claims = claims = RunClaims(
             dedup,
             str(source),
@@ -445,6 +448,11 @@ class Claimed:
                 self._plain.acked(delivery)
             elif not claims.end_wait(delivery):
                 self._ack_duplicate(delivery)
+        if orders.of_parked and self._parked_lines.allows():
+            log.warning(
+                "copy of a parked message acknowledged without a run message=%r subscription=%s remedy=%r",
+                *(orders.of_parked[0].message_id, self._source, REMEDY),
+            )
         for delivery in orders.released:
             claims.end_wait(delivery)
         for delivery, reason in orders.park:

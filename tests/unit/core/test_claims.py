@@ -66,7 +66,7 @@ def test_a_record_is_forgotten_when_its_time_is_over_and_not_before(state: int) 
 @pytest.mark.parametrize("state", [DONE, PARKED])
 def test_what_is_done_or_parked_is_not_run_and_stays_as_it_is(state: int) -> None:
     record = Record(state, NOBODY, 0, 0, NOW + 1)
-    assert claim(record) == (record, Verdict(ENDED))
+    assert claim(record) == (record, Verdict(ENDED, is_parked=state == PARKED))
 
 
 def test_what_another_runs_is_told_with_the_rest_of_its_lease_and_stays_as_it_is() -> None:

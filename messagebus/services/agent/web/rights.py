@@ -64,7 +64,7 @@ class Rights:
                 told = f" ({judged.reason})" if judged.reason else ""
                 why = f"the broker here cannot check the login{told}: ask another agent"
                 linked = self._parts.upkeep.link.is_open
-                return JSONResponse({"error": why, "linked": linked}, 503)
+                return JSONResponse({"error": why, "reason": judged.reason, "linked": linked}, 503)
 
     async def readable(self, request: Request) -> dict[str, Entry] | Response:
         """Return the living entries that the caller's rights cover, or the refusal."""
