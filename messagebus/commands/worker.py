@@ -70,8 +70,8 @@ def worker(
     Then it takes no more deliveries, finishes running handlers within the grace, answers their deliveries,
     and says in one line what it could not finish; a second signal ends it at once. Exit code 0: all
     finished; 1: not all, or it failed; 2: wrong use, or the module does not import; 5: the broker refused
-    the login; 6: nobody listens where the bus is. `:APP` may be left out if it is `:app`. A module is looked for in the working directory first. Once it runs it waits for
-    brokers that are away.
+    the login; 6: nobody listens where the bus is. MODULE alone is MODULE:app. A module is looked for in
+    the working directory first. Once it runs it waits for brokers that are away.
 
     \b
     Example:

@@ -145,7 +145,7 @@ def test_what_waits_is_listed_and_who_does_not_answer_is_named(
         ["orders/billing", ONE, "5", "3", "2", "3", "min"],
         ["queue:jobs", ONE, "0", "?", "0", "?"],
     ]
-    assert done.stderr == "messagebus: mb2:5672 did not answer: no answer\n"
+    assert done.stderr == "messagebus: mb2:5672 did not answer: no answer; its counts are missing\n"
     told = json.loads(run("subscriptions", "list", "--json").stdout)
     assert told["unanswered"] == {TWO: "no\nanswer"}
     assert [each["ready"] for each in told["subscriptions"]] == [5, 0]

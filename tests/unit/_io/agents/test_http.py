@@ -12,6 +12,7 @@ import pytest
 
 from messagebus import BusConfig
 from messagebus._io.agents.http import http_client
+from messagebus._io.agents.subscriptions import _why_not
 from tests.support.resolver import resolve
 
 NAME = "lb.example"
@@ -141,3 +142,12 @@ async def test_requests_of_a_client_leave_no_line_in_the_applications_log(
             address = url.replace(NAME, ADDRESSES[0])
             assert (await others.get(address)).status_code == 200
     assert len(caplog.messages) == 1, "the application's own requests keep theirs"
+
+
+def test_a_broker_that_is_down_is_not_reported_as_a_fault_of_the_login() -> None:
+    said = {"error": "cannot check the login", "reason": "Connection refused", "linked": False}
+    assert _why_not(httpx.Response(503, json=said)) == (
+        "the broker is down (its agent: Connection refused)"
+    )
+    for other in ({**said, "linked": True}, {"error": "cannot check the login"}):
+        assert _why_not(httpx.Response(503, json=other)) == "HTTP 503 cannot check the login"
