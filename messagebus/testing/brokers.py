@@ -497,8 +497,8 @@ class MemoryBrokers:
     def redrive(self, source: Source) -> int:
         """Put the parked messages back to the end of their queues. Returns their number."""
         with self.lock:
-            known = self._wanted.get(str(source), source)
-            count = 0
+            declared, count = self._wanted.get(str(source)), 0
+            known = declared if isinstance(declared, Subscription) else source
             for broker in self.all.values():
                 parking = broker.queues.get(source.parking_queue)
                 for stored in [] if parking is None else parking.take_all():
@@ -507,7 +507,7 @@ class MemoryBrokers:
             self.tell()
         return count
 
-    def _put_again(self, broker: MemoryBroker, source: Wanted, stored: Stored) -> None:
+    def _put_again(self, broker: MemoryBroker, source: Source, stored: Stored) -> None:
         headers = read_headers(stored.raw)
         name = source.amqp_queue
         if isinstance(source, Subscription) and source.has_segments:
