@@ -1,15 +1,13 @@
-"""The sample applications: their own tests, their types against the wheel; `invoices` under kills."""
+"""The sample application `invoices`, while a broker and a worker are killed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 from decimal import Decimal
 from pathlib import Path
 from urllib.parse import quote
@@ -46,54 +44,6 @@ def run(*argv: str | Path, cwd: Path, **environ: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["invoices", "orders"])
-def test_its_own_tests_need_no_server(name: str) -> None:
-    said = run(sys.executable, "-m", "pytest", "-q", cwd=EXAMPLES / name, PYTHONPATH=str(ROOT))
-    assert " passed" in said.splitlines()[-1]
-
-
-def test_a_users_project_passes_strict_mypy_against_the_wheel(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    unwanted = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "messagebus", source / "messagebus", ignore=unwanted)
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", tmp_path, ".", cwd=source)
-    (wheel,) = tmp_path.glob("*.whl")
-    python = user_environment(tmp_path / "user", wheel)
-    where = run(python, "-c", "import messagebus; print(messagebus.__file__)", cwd=tmp_path)
-    assert where.startswith(str(tmp_path / "user"))
-    mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", python)
-    for name in ("invoices", "orders"):
-        project = tmp_path / name
-        shutil.copytree(EXAMPLES / name, project, ignore=unwanted)
-        said = run(*mypy, "--cache-dir", tmp_path / "cache", name, "tests", cwd=project)
-        assert said.startswith("Success"), said
-    # The types are there: a wrong use is seen.
-    (project / "wrong.py").write_text("from messagebus import App\nApp(5)\n")
-    done = subprocess.run(
-        [*map(str, mypy), "--cache-dir", str(tmp_path / "cache"), "wrong.py"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert 'incompatible type "int"; expected "BusConfig | None"' in done.stdout
-
-
-def user_environment(folder: Path, wheel: Path) -> Path:
-    """Make an environment with the wheel, and with all else that is installed here. Returns its Python."""
-    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=ROOT)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    packages = folder / "lib" / version / "site-packages"
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
-    run(*pip, "--target", packages, wheel, cwd=ROOT)
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return folder / "bin" / "python"
-
-
-# The service.
 class Service:
     """Two worker processes on a cluster, and their record."""
 

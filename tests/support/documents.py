@@ -1,4 +1,4 @@
-"""The code blocks of README and docs, and the comments before them, which say how to test them.
+"""The code blocks of README, docs and examples, and the comments before them, which say how to test them.
 
 A block is fenced and names its language. Comments stand right before it, and readers of the page do not
 see them:
@@ -7,6 +7,7 @@ see them:
     <!-- file: NAME -->             it is kept as that file beside the page's other files
     <!-- cluster -->                it is run on real brokers
     <!-- cluster, in the background -->    it is a command that goes on, and is stopped with the page
+    <!-- cluster, beside it -->     it is one that goes on too, beside the one before it
     <!-- cluster, until: TEXT -->   it is a command that is repeated until it says this
     <!-- cluster, exit 6 -->        it is run, and ends with this exit code
     <!-- hardware: REASON -->       commands that need a real host; each is looked up
@@ -25,9 +26,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["LANGUAGES", "ROOT", "Block", "blocks_of", "files_of", "pages"]
+__all__ = ["EXAMPLES", "LANGUAGES", "ROOT", "Block", "blocks_of", "files_of", "pages"]
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 # Languages and their treatment by a test; a block of any other is a fault.
 LANGUAGES = {
     "python": "run",
@@ -42,7 +44,8 @@ _COMMENTS = re.compile(r"(?:<!--(?:(?!-->).)*-->\s*)+\Z", re.S)
 _COMMENT = re.compile(r"<!--\s*((?:(?!-->).)*?)\s*-->", re.S)
 _KINDS = ("not run", "file", "cluster", "hardware", "elsewhere", "first", "then", "printed")
 _MARK = re.compile(
-    rf"({'|'.join(_KINDS)})(?:(?:, (in the background|until|exit \d+))?(?::\s*(.*))?)", re.S
+    rf"({'|'.join(_KINDS)})(?:(?:, (in the background|beside it|until|exit \d+))?(?::\s*(.*))?)",
+    re.S,
 )
 
 
@@ -67,9 +70,9 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return the pages: README first, then CONTRIBUTING, then docs."""
+    """Return the pages: README first, then CONTRIBUTING, docs, and the READMEs of examples."""
     tops = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
-    return [*tops, *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*tops, *sorted((ROOT / "docs").rglob("*.md")), *sorted(EXAMPLES.glob("*/README.md"))]
 
 
 def blocks_of(page: Path) -> list[Block]:

@@ -1,4 +1,4 @@
-"""Every code block of README and docs is run, parsed or read; none is passed over in silence.
+"""Every code block of README, docs and examples is run, parsed or read; none is passed over in silence.
 
 The Python blocks of a page are run as one program, on brokers in memory: every client leads to one bus,
 which the page's hidden code finds as `memory`. A program that would wait for messages for ever ends
@@ -55,7 +55,7 @@ from messagebus.destination import DELAY_STEPS_MS
 from messagebus.testing import MemoryBus
 from ops.__main__ import cli as ops_cli
 from spark.__main__ import jobs as spark_jobs
-from tests.support.documents import LANGUAGES, ROOT, Block, blocks_of, files_of, pages
+from tests.support.documents import EXAMPLES, LANGUAGES, ROOT, Block, blocks_of, files_of, pages
 
 # Time for which a receiver looks for messages that another thread is about to publish; nothing else depends
 # on it.
@@ -180,6 +180,7 @@ OTHERS = {
     "curl",
     "echo",
     "pytest",
+    "uvicorn",
     "seq",
     "sort",
     "tail",
@@ -191,7 +192,10 @@ OTHERS = {
     "mkdir",
 }
 # On real hosts, and tools of others.
-OF_HOSTS = {"ssh", "openssl", "promtool", "rabbitmqctl", "systemctl", "journalctl", "df"}
+OF_HOSTS = {
+    *("df", "journalctl", "openssl", "podman-compose", "promtool", "rabbitmqctl", "ssh"),
+    "systemctl",
+}
 _EVAL = re.compile(r'eval "\$\((.*)\)"')
 _OPERATORS = {"|", "&&", ";", ">", ">>", "<", "&", "2>"}
 
@@ -240,11 +244,21 @@ def _fault(words: list[str], block: Block) -> str:
             return ""
         case "python", script if script in files_of(block.page):
             return ""
+        case "python", "-m", package, *_ if _is_of_example(block, f"{package}/__main__.py"):
+            return ""
+        case "python", script, *_ if _is_of_example(block, script):
+            return ""
         case command, *args if command in OURS:
             return _parse(OURS[command], command, args)
         case command, *_ if command in OTHERS | OF_HOSTS:
             return ""
     return "nobody knows this command"
+
+
+def _is_of_example(block: Block, file: str) -> bool:
+    """Return whether the page is an example's, and the example has this file."""
+    folder = block.page.parent
+    return folder.is_relative_to(EXAMPLES) and (folder / file).is_file()
 
 
 def _parse(command: click.Command, name: str, args: list[str]) -> str:
