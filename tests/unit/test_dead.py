@@ -29,6 +29,7 @@ EXCEPTIONS = {
     "GuardedConnection._read_frame": "pika, whose method it replaces",
     "Program.format_epilog": "click, where it writes --help",
     "_Server.capture_signals": "uvicorn, whose method it replaces",
+    "Migration": "Django, for each file of migrations",
     "pytest_addoption": "pytest",
     "pytest_configure": "pytest",
 }

@@ -1,0 +1,1 @@
+"""Rooms are booked, and guests get points for it."""

@@ -1,0 +1,8 @@
+"""The web service: `uvicorn bookings.asgi:application`."""
+
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "bookings.settings")
+application = get_asgi_application()
