@@ -1,0 +1,1 @@
+"""Readings of power meters, from a topic into a lake, and a report by Spark."""
