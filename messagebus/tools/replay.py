@@ -152,9 +152,9 @@ class _Work:
         count: int | None,
         rate: float | None,
         file: Path | None,
-        progress: Progress | None,
+        progress: Progress | None = None,
         *,
-        until_ms: int,
+        until_ms: int = 0,
     ) -> None:
         """until_ms: the time of the last message; 0 where later ones are followed."""
         self._reading, self._count, self._file = reading, count, file
