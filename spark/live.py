@@ -166,17 +166,7 @@ def page_of(
     gaps = sum(row["gaps"] for row in minutes)
     total = sum(brokers.values())
     times = [
-        {
-            "minute": f"{datetime.fromtimestamp(row['minute'] * MINUTE_MS / 1000, UTC):%d %H:%M}",
-            "messages": row["messages"],
-            "MB": megabytes(row["bytes"]),
-            "a second": significant(
-                row["messages"] / _seconds_of(row["minute"], first_ms, read_ms)
-            ),
-            "imbalance": f"{row['imbalance']:.2f}",
-            "age": f"{row['age_ms'] / 1000:.1f} s",
-            "oldest": f"{row['age_max_ms'] / 1000:.1f} s",
-        }
+        _row_of(row, _seconds_of(row["minute"], first_ms, read_ms))
         for row in spread(minutes, brokers)[-MINUTES_SHOWN:]
         if row["messages"]
     ]
@@ -211,6 +201,19 @@ def page_of(
         footer="Rows: tables/minutes of its lake (Parquet).",
         reload_s=REFRESH_S,
     )
+
+
+def _row_of(minute: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Return a minute's row of the page. seconds: of it that were read."""
+    return {
+        "minute": f"{datetime.fromtimestamp(minute['minute'] * MINUTE_MS / 1000, UTC):%d %H:%M}",
+        "messages": minute["messages"],
+        "MB": megabytes(minute["bytes"]),
+        "a second": significant(minute["messages"] / seconds),
+        "imbalance": f"{minute['imbalance']:.2f}",
+        "age": f"{minute['age_ms'] / 1000:.1f} s",
+        "oldest": f"{minute['age_max_ms'] / 1000:.1f} s",
+    }
 
 
 def _seconds_of(minute: int, first_ms: int, read_ms: int) -> float:

@@ -328,14 +328,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for broker, fault in self._gaps(streams, start, known).items():
             found[broker] |= fault
         self._read_behind = {broker: entry_behind(last) for broker, last in ends.items() if last}
-        waiting = {
-            broker: last.offset + 1 - _first_of(found[broker])
-            for broker, last in known.items()
-            if last is not None
-        }
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        taken = shares({broker: n for broker, n in waiting.items() if n > 0}, rows_max)
-        wanted = {broker: _first_of(found[broker]) + n for broker, n in taken.items() if n}
+        wanted = _batch_ends(found, known, rows_max)
         between = known | streams.at({b: n - 1 for b, n in wanted.items() if _end(known[b]) > n})
         for broker, end in wanted.items():
             last = between[broker]
@@ -355,11 +349,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # The end that was noted for this run may be older than the start of a new query.
             now = streams.available()
             ends = {broker: last for broker, last in now.items() if broker in ends}
-        lost = {
-            broker: f"it ends at offset {_end(ends[broker])}, before {start[broker]['next']}"
-            for broker in short
-            if broker in ends and _end(ends[broker]) < start[broker]["next"]
-        }
+        lost = _ended_before(start, {b: last for b, last in ends.items() if b in short})
         if self.settings.fails_on_loss:
             # Tasks compare ids; a stream that has nothing new has no task.
             for broker, reason in lost.items():
@@ -368,11 +358,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         grown = [b for b, last in ends.items() if b not in lost and _end(last) > start[b]["next"]]
         at = streams.at({broker: max(0, start[broker]["next"] - 1) for broker in grown})
         for broker, seen in at.items():
-            before = position_of(start[broker])
-            if seen is not None and seen.offset > before.offset + 1:
-                lost[broker] = f"{seen.offset - before.offset - 1} older messages were dropped"
-            elif seen is not None and _is_other(seen, before):
-                lost[broker] = f"another message is at offset {before.offset}"
+            if seen is not None and (reason := _gap(position_of(start[broker]), seen)):
+                lost[broker] = reason
         firsts = streams.first([*lost])
         return {
             # Its number of the gap makes two of one text differ.
@@ -393,6 +380,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         pass
+
+
+def _batch_ends(
+    found: Offsets, known: Mapping[str, Position | None], rows_max: int | None
+) -> dict[str, int]:
+    """Return where a batch of at most so many rows ends, of the brokers that it has rows of."""
+    waiting = {
+        broker: last.offset + 1 - _first_of(found[broker])
+        for broker, last in known.items()
+        if last is not None
+    }
+    taken = shares({broker: n for broker, n in waiting.items() if n > 0}, rows_max)
+    return {broker: _first_of(found[broker]) + n for broker, n in taken.items() if n}
+
+
+def _ended_before(start: Offsets, ends: Mapping[str, Position | None]) -> dict[str, str]:
+    """Return broker -> what is wrong, of those that end before the place from which on they are read."""
+    return {
+        broker: f"it ends at offset {_end(last)}, before {start[broker]['next']}"
+        for broker, last in ends.items()
+        if _end(last) < start[broker]["next"]
+    }
+
+
+def _gap(before: Position, seen: Position) -> str:
+    """Return why a stream does not go on behind a place, by what was seen there; "" where it does."""
+    if seen.offset > before.offset + 1:
+        return f"{seen.offset - before.offset - 1} older messages were dropped"
+    return f"another message is at offset {before.offset}" if _is_other(seen, before) else ""
 
 
 def _plain(entry: Entry) -> Entry:

@@ -58,19 +58,9 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Callable[[str
     if isinstance(profile.load.schedule, Steered):
         raise InputInvalid("load.schedule: nobody steers a measured run; steered is for the demo")
     make_empty_folder(folder)
-    about: dict[str, Any] = {
-        "environment": describe() | {"event_loop": best_loop()},
-        "system": dict(running.about()),
-        "durability": durability(profile),
-        "complete": False,
-        "faults": ["the run did not end in order"],
-    }
+    about = _beginning(profile, running)
     _save(folder, about)
-    recording = None
-    if profile.events:
-        # The start time distinguishes runs of one profile.
-        at = re.sub("[-:]", "", about["environment"]["at"])
-        recording = Recording(folder / EVENTS, f"{profile.name}-{at}")
+    recording = _recording(profile, folder, about["environment"]["at"])
     children = Children(folder / "logs")
     workers = Workers(profile, folder, children, recording)
     sampler: Sampler | None = None
@@ -118,6 +108,24 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Callable[[str
         about["parts"] = [part.name for part in read_parts(folder)]
         _save(folder, about)
     return folder
+
+
+def _beginning(profile: Profile, running: Running) -> dict[str, Any]:
+    """Return what is known of a run before it."""
+    return {
+        "environment": describe() | {"event_loop": best_loop()},
+        "system": dict(running.about()),
+        "durability": durability(profile),
+        "complete": False,
+        "faults": ["the run did not end in order"],
+    }
+
+
+def _recording(profile: Profile, folder: Path, at: str) -> Recording | None:
+    """Return where events are recorded, if they are; the start time distinguishes runs of one profile."""
+    if not profile.events:
+        return None
+    return Recording(folder / EVENTS, f"{profile.name}-{re.sub('[-:]', '', at)}")
 
 
 def _plan(profile: Profile) -> str:

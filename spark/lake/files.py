@@ -141,35 +141,17 @@ def find_files(
     Raises RunInvalid when there are none. Cost: one listing, and new files are read once, for their digests.
     """
     stamps = stamps_of(folder)
-    paths = [
-        path
-        for kind in EVENTS
-        for form in (NDJSON, PARQUET)
-        for path in sorted(folder.glob(f"{kind}-*.{form}"))
-    ]
+    paths = _paths(folder)
     if not paths:
         raise RunInvalid(f"{folder}: no events in it (published-*.ndjson, delivered-*.ndjson)")
     look = partial(_looked, stamps, looks or {})
     with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
         seen = list(pool.map(look, paths))
     copies = _copies(seen)
-    kept = [one for one in seen if one.size and not one.wrong and one.path not in copies]
+    kept = [one for one in seen if _is_read(one, copies)]
     anchors = {one.path: _anchor(one.head) for one in kept}
     clocks = _clocks(manifest, {source_of(path): anchor for path, anchor in anchors.items()}, known)
-    used = [
-        EventFile(
-            one.path,
-            one.kind,
-            anchors[one.path],
-            _offset(anchors[one.path], clocks),
-            one.size,
-            one.sha256,
-            one.first if anchors[one.path] else "",
-            one.tail,
-            one.tail_bytes,
-        )
-        for one in kept
-    ]
+    used = [_event_file(one, anchors[one.path], clocks) for one in kept]
     known_paths = {*paths}
     beside = sorted(path.name for path in folder.iterdir() if _is_beside(path, known_paths))
     return Files(
@@ -183,6 +165,15 @@ def find_files(
         max((_doubt(anchor, clocks) for anchor in anchors.values()), default=0),
         {one.path.name: one.as_json() for one in seen if one.stamp},
     )
+
+
+def _paths(folder: Path) -> list[Path]:
+    return [
+        path
+        for kind in EVENTS
+        for form in (NDJSON, PARQUET)
+        for path in sorted(folder.glob(f"{kind}-*.{form}"))
+    ]
 
 
 def source_of(path: Path) -> str:
@@ -204,6 +195,24 @@ def anchor_noted(anchor: Anchor | None, offset_ns: int) -> dict[str, Any] | None
 def _is_beside(path: Path, paths: Collection[Path]) -> bool:
     """Return whether a file was packed, rotated by others or renamed: its rows would be missed."""
     return path not in paths and path.is_file() and bool(BESIDE.match(path.name))
+
+
+def _is_read(one: _SeenFile, copies: Mapping[Path, str]) -> bool:
+    return bool(one.size and not one.wrong and one.path not in copies)
+
+
+def _event_file(one: _SeenFile, anchor: Anchor | None, clocks: Sequence[Anchor]) -> EventFile:
+    return EventFile(
+        one.path,
+        one.kind,
+        anchor,
+        _offset(anchor, clocks),
+        one.size,
+        one.sha256,
+        one.first if anchor else "",
+        one.tail,
+        one.tail_bytes,
+    )
 
 
 def _why(one: _SeenFile, copies: Mapping[Path, str]) -> str:

@@ -40,10 +40,6 @@ def manifest_of(folder: Path) -> tuple[Manifest, dict[str, Any]]:
 def joined(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one manifest for those of several hosts of one run."""
     moved = [_on_wall_clock(values) for values in every]
-    topics: dict[str, set[str]] = {}
-    for values in moved:
-        for topic, names in values["topics"].items():
-            topics.setdefault(topic, set()).update(names)
     clocks = [clock for values in moved for clock in values.get("clocks") or [values["anchor"]]]
     recorders = [each for values in moved for each in values.get("recorders", {}).items()]
     ends = [values["end_ns"] for values in moved if values.get("end_ns")]
@@ -51,7 +47,7 @@ def joined(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "run_id": moved[0]["run_id"],
         "anchor": Anchor("wall", moved[0]["run_id"], 0, "wall").as_json(),
-        "topics": {topic: sorted(names) for topic, names in sorted(topics.items())},
+        "topics": _topics(moved),
         "start_ns": min(values["start_ns"] for values in moved),
         "end_ns": max(ends, default=None),
         "grace_ns": max(values.get("grace_ns", 0) for values in moved),
@@ -59,13 +55,23 @@ def joined(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "loop": min(loops, default=""),  # "closed" where one of them is
         "clocks": [*{json.dumps(clock): clock for clock in clocks}.values()],
         "recorders": dict(sorted(recorders)),
-        "incidents": [one for values in moved for one in values.get("incidents", ())],
-        "consumers": [one for values in moved for one in values.get("consumers", ())],
-        **{
-            name: sorted({each for values in moved for each in values.get(name, ())})
-            for name in ("brokers", "publishers", "recording")
-        },
+        "incidents": _all_of(moved, "incidents"),
+        "consumers": _all_of(moved, "consumers"),
+        **{n: sorted({*_all_of(moved, n)}) for n in ("brokers", "publishers", "recording")},
     }
+
+
+def _all_of(every: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    return [one for values in every for one in values.get(name, ())]
+
+
+def _topics(every: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return topic -> subscriptions of all hosts."""
+    topics: dict[str, set[str]] = {}
+    for values in every:
+        for topic, names in values["topics"].items():
+            topics.setdefault(topic, set()).update(names)
+    return {topic: sorted(names) for topic, names in sorted(topics.items())}
 
 
 def _on_wall_clock(values: dict[str, Any]) -> dict[str, Any]:

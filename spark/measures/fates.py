@@ -131,13 +131,17 @@ def _touched(
         touched |= {day for day, about in kept.items() if about["missing_ns"] > since_ns}
     for kill in (*noted["kills"], *now["kills"]):
         if (kill in noted["kills"]) != (kill in now["kills"]):
-            first, last = _day(kill[1]), _day(kill[1] + audit.KILL_NOTICED_NS)
-            touched |= {
-                day
-                for day, about in kept.items()
-                if about["repeats"] and about["since"] <= last and about["until"] >= first
-            }
+            touched |= _repeating(kept, _day(kill[1]), _day(kill[1] + audit.KILL_NOTICED_NS))
     return touched
+
+
+def _repeating(kept: Days, first: str, last: str) -> set[str]:
+    """Return the days with repeated deliveries, of messages with a row between these two days."""
+    return {
+        day
+        for day, about in kept.items()
+        if about["repeats"] and about["since"] <= last and about["until"] >= first
+    }
 
 
 def _sharing(days: Collection[str], kept: Days) -> set[str]:

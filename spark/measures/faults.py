@@ -140,22 +140,33 @@ def of_publishes(run: Run) -> list[Fault]:
     if not confirmed:
         faults.append(Fault("nothing", "nothing was confirmed"))
     if without:
-        told = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(without.items()))
-        total, every = sum(without.values()), sum(row["n"] for row in rows)
-        text = f"{total:,} of {every:,} {FAULTS['unconfirmed']} ({told}){_silence(run)}"
-        faults.append(Fault("unconfirmed", text, total))
+        every = sum(row["n"] for row in rows)
+        faults.append(_unconfirmed(without, every, _silence(run)))
     unjudged = sum(row["n"] for row in confirmed if not manifest.topics.get(row["topic"]))
     faults += counted({"unjudged": unjudged})
     faults += _missing(run)
     if run.day is None:
         wrote = {row["publisher"] for row in rows}
         faults += _named("silent", [name for name in manifest.publishers if name not in wrote])
-    strangers = {row["broker"]: 0 for row in confirmed if row["broker"] not in manifest.brokers}
-    if manifest.brokers and strangers:
-        count = sum(row["n"] for row in confirmed if row["broker"] in strangers)
-        text = f"{count:,} {FAULTS['unlisted']}: {_some(sorted(strangers))}"
-        faults.append(Fault("unlisted", text, count))
+    strange = [row for row in confirmed if row["broker"] not in manifest.brokers]
+    if manifest.brokers and strange:
+        faults.append(_unlisted(strange))
     return faults
+
+
+def _unlisted(rows: Sequence[Any]) -> Fault:
+    """Return the fault of these confirms, of brokers that the run does not list."""
+    count = sum(row["n"] for row in rows)
+    names = _some(sorted({row["broker"] for row in rows}))
+    return Fault("unlisted", f"{count:,} {FAULTS['unlisted']}: {names}", count)
+
+
+def _unconfirmed(without: Mapping[str, int], every: int, silence: str) -> Fault:
+    """Return the fault of publishes without a confirm. without: outcome -> number; every: of all."""
+    told = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(without.items()))
+    total = sum(without.values())
+    text = f"{total:,} of {every:,} {FAULTS['unconfirmed']} ({told}){silence}"
+    return Fault("unconfirmed", text, total)
 
 
 def _missing(run: Run) -> list[Fault]:
