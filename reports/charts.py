@@ -233,6 +233,9 @@ def _line(
     *,
     step: bool = False,
 ) -> None:
+    """Draw a line; one without a value is not in the legend either."""
+    if all(map(math.isnan, y)):
+        return
     colour = series.colour or COLOURS[number % len(COLOURS)]
     place = COLOURS.index(colour)
     every = max(1, len(x) // MARKS_A_LINE)

@@ -72,6 +72,9 @@ PAGE = Page(
 )
 
 
+NAN = float("nan")
+
+
 def test_the_page_needs_nothing_beside_it_and_escapes_what_it_is_given() -> None:
     html = render_html(PAGE)
     assert "run &lt;1&gt;" in html
@@ -204,6 +207,17 @@ def test_percentiles_leave_the_maximum_out() -> None:
     text = charts.percentiles([Series("publish", [0, 50, 99, 100], [1, 2, 30, 900])])
     assert ">publish<" in text
     assert ">99<" in text
+
+
+def test_a_line_without_a_value_is_not_in_the_legend() -> None:
+    """As where clocks differ by more than a latency: its figures are not given."""
+    drawn, not_given = Series("publish", [0, 50], [1, 2]), Series("end to end", [0, 50], [NAN, NAN])
+    panel = Panel("latency", [drawn, not_given, Series("none", [], [])], unit="ms")
+    for text in (charts.percentiles(panel.series), charts.over_time([panel], until_s=60)):
+        assert ">publish<" in text
+        assert ">end to end<" not in text
+        assert ">none<" not in text
+    assert ">no samples<" in charts.percentiles([not_given])
 
 
 def test_nothing_to_draw_is_said() -> None:
