@@ -16,8 +16,8 @@ import signal
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -196,14 +196,8 @@ def _whole_blocks(file: IO[bytes], begin: Callable[[], Any]) -> int:
     return whole
 
 
-@contextmanager
-def open_archive(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of envelopes, compressed or not, by its suffix. Raises OSError."""
-    with path.open("rb") as file:
-        yield _unpacked(file, path.suffix)
-
-
-def _unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
+def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
+    """Return the envelopes of an open file, by its suffix: .gz, .zst or neither."""
     if suffix == ".gz":
         return io.BufferedReader(gzip.GzipFile(fileobj=file))
     if suffix == ".zst":
@@ -349,7 +343,7 @@ def from_file(
         for file in files:
             with file.open("rb") as packed:
                 try:
-                    for each in envelopes_of(_unpacked(packed, file.suffix)):
+                    for each in envelopes_of(unpacked(packed, file.suffix)):
                         if fixed is None and not each.destination:
                             raise MessageInvalid("an envelope without a destination: say --to")
                         place = fixed or destination_of(each.destination, durability)

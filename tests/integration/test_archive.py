@@ -21,7 +21,7 @@ from messagebus import BusConfig, Consumer, Message, Publisher, declare
 from messagebus.admin import read_parked
 from messagebus.admin.directory import count_subscriptions
 from messagebus.envelope import read_envelope
-from messagebus.tools.archive import open_archive, recover
+from messagebus.tools.archive import recover, unpacked
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 
@@ -55,7 +55,7 @@ def waiting(bus: BusConfig, name: str) -> int:
 def archived(folder: Path) -> list[Message]:
     found = []
     for path in sorted(folder.glob("*.ndjson*")):
-        with open_archive(path) as file:
+        with path.open("rb") as raw, unpacked(raw, path.suffix) as file:
             found += [read_envelope(line).message for line in file]
     return found
 

@@ -298,11 +298,11 @@ async def test_a_relay_that_died_is_replaced_when_its_leases_end(shop: Shop) -> 
     await dead.start()
     await eventually_async(lambda: dead.stats().shards == 16, within_s=WITHIN_S)
     dead._work.cancel()
-    dead._sending.cancel()
+    await dead._tasks.cancel()
     await shop.add(b"one")
     async with shop.relay() as relay:
         await eventually_async(lambda: relay.stats().published == 1, within_s=WITHIN_S)
-    await dead._session.close()
+    await dead._exchanges.session.close()
     await dead._publisher.stop(0)
 
 

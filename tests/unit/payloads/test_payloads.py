@@ -464,7 +464,7 @@ def test_json_goes_by_several_names(content_type: str) -> None:
 def test_what_does_not_fit_says_why(
     annotation: Any, body: bytes, content_type: str, words: str
 ) -> None:
-    with pytest.raises(WrongPayload, match=words):
+    with pytest.raises(WrongPayload, match=f"(?m){words}"):
         read(annotation, body, content_type)
 
 

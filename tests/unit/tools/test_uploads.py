@@ -28,7 +28,7 @@ from messagebus.recording.parts import RunPart, note
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.testing import MemoryBus
 from messagebus.tools import archive, trail
-from messagebus.tools.archive import Archive, open_archive, recover
+from messagebus.tools.archive import Archive, recover, unpacked
 from messagebus.tools.trail import NO_CONFIRM, Trail
 from messagebus.tools.uploads import Uploads, store_of
 
@@ -208,7 +208,7 @@ def read(folder: Path) -> list[bytes]:
     found = []
     for path in sorted(folder.iterdir()):
         if path.suffix != archive.PART:
-            with open_archive(path) as file:
+            with path.open("rb") as raw, unpacked(raw, path.suffix) as file:
                 found += file.readlines()
     return found
 
