@@ -19,6 +19,7 @@ from messagebus import (
     PublisherConfig,
     Queue,
 )
+from messagebus._io.publish import links as publishing_links
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import direct, metric, register
@@ -113,8 +114,14 @@ def test_stop_ends_in_time_and_says_how_much_a_frozen_broker_left_unknown(
 @pytest.mark.guarantee("alarm-is-left", "consuming-link-never-publishes")
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_a_broker_in_alarm_is_left_and_its_consumers_go_on_acking(
-    broken: LocalCluster, bus: BusConfig, topic: str, kind: Literal["memory", "disk"]
+    broken: LocalCluster,
+    bus: BusConfig,
+    topic: str,
+    kind: Literal["memory", "disk"],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # What it has not read goes elsewhere, however long other retiring links wait for answers.
+    monkeypatch.setattr(publishing_links, "RETIRE_MS", 1 << 40)
     backlog = _publish(broken, f"queue:{topic}", "mb1", 3 * OPEN)
     first = broken.node("mb1").broker
     try:

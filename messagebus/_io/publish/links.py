@@ -1,7 +1,8 @@
 """Links of a publisher's driver: adopted, watched, hung up and lost, as `core.route` decides.
 
 One link is *current*: publishes go out on it. Those before it *retire*: they only wait for answers, up to
-RETIRE_MS behind their last byte. Runs on the driver's loop.
+RETIRE_MS behind their last byte; at a blocked broker as long as a slow one is waited for. Runs on the
+driver's loop.
 """
 
 # States of a link, by the number of its dial:
@@ -203,6 +204,8 @@ class Links:
         self.current, self.sender = new, Sender(new.transport)
         self.properties_max = new.properties_max
         self._refuse_too_long()
+        # A blocked broker does not read what it has not answered by now.
+        patience_ms = min(RETIRE_MS, self.slowness.after_ms) if self.is_blocked else RETIRE_MS
         self.is_blocked = False
         self._destinations.rest(self._unseen)
         self._unseen = []
@@ -210,7 +213,7 @@ class Links:
             if other == self.slowness.dead and other in same:
                 self._hang_up(other)  # its broker answers, only not on this link
                 continue
-            self.retiring.setdefault(other, monotonic_ms() + RETIRE_MS)
+            self.retiring.setdefault(other, monotonic_ms() + patience_ms)
             self.hang_up_if_answered(other)
         name = new.broker or str(new.address)
         self.dialer.succeeded(name)
