@@ -17,12 +17,14 @@ SCRAPE_EVERY = "5s"
 _LISTS = {"LIST_URL": "list_urls"}
 _CERTIFICATE = (("cert_file", "pem"), ("key_file", "key"))
 PREFIX = "MESSAGEBUS_"
+JOURNAL = "journal"
 
 
 def write(layout: Layout, server: Server, client_env: Mapping[str, str]) -> None:
     """Write the settings of a server that watches; do nothing for another one."""
     server.dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     if server.kind == "monitor":
+        (layout.dir / JOURNAL).mkdir(exist_ok=True)  # the first playbook is yet to come
         write_whole(server.dir / "monitor.toml", monitor_toml(layout, server, client_env))
     elif server.kind == "prometheus":
         write_whole(server.dir / "prometheus.yml", prometheus_yml(layout))
@@ -47,7 +49,7 @@ def monitor_toml(layout: Layout, server: Server, client_env: Mapping[str, str]) 
             "[balancers]",
             f"stats = {json.dumps(stats)}",
             "[journal]",
-            f"folder = {json.dumps(str(layout.dir / 'journal'))}",
+            f"folder = {json.dumps(str(layout.dir / JOURNAL))}",
             "",
         ]
     )

@@ -125,7 +125,7 @@ def state_of(observed: ObservedBroker, waiting: int | None, now_ms: int) -> tupl
         return "unknown", f"agent silent for {figures.roughly((now_ms - since_ms) / MS_PER_S)}"
     state = observed.answer.state
     if state.alarm:
-        return "bad", f"alarm: {state.alarm}"
+        return "bad", state.alarm
     if state.draining or observed.draining:
         return "warn", f"draining, {waiting:,} left" if waiting else "drained"
     if not state.gate:

@@ -18,6 +18,7 @@ from inventory.tables import HAPROXY
 from messagebus.secret import Secret
 from messagebus.services.agent import AgentConfig
 from messagebus.services.monitor.config import MonitorConfig
+from messagebus.services.monitor.playbooks import Playbooks
 from messagebus.tls import TlsFiles
 from messagebus.topology import GATE
 from ops.errors import LocalFault
@@ -305,6 +306,7 @@ def test_the_monitor_reads_its_settings_and_prometheus_asks_every_agent(
     for server in layout.servers:
         write(layout, server, env)
     config = MonitorConfig.from_file(monitor.dir / "monitor.toml")
+    assert Playbooks(config.journal).runs() == []
     assert config.bus.list_urls == (layout.list_url,)
     assert config.bus.tls is tls
     assert len(config.balancers) == 2
