@@ -474,12 +474,17 @@ async def _of_agent(bus: BusConfig, listed: ListedBroker) -> list[Finding]:
     if verdict == "ready":
         return [_well(what, f"gate open{f': {reason}' if reason else ''}"), *found]
     if verdict == "drain":
-        return [_doubt(what, f"accepts no publishes: {reason}", "wait, or end the drain"), *found]
+        first = next(
+            (FIRST[page] for kind, page in _ALARMS if kind in reason), "wait, or end the drain"
+        )
+        return [_doubt(what, f"accepts no publishes: {reason}", first), *found]
     if reason == NO_LINK:
         return [_fault(what, f"its broker is down: {reason}", FIRST["a-host-is-dead"]), *found]
     return [_fault(what, f"gate shut: {reason}", FIRST["a-gate-stays-shut"]), *found]
 
 
+# Kind of an alarm -> its section; it ends by itself.
+_ALARMS = (("alarm: memory", "a-broker-is-in-memory-alarm"), ("alarm: disk", "a-disk-is-full"))
 _NO_DATE = "Thu, 01 Jan 1970 00:00:00 GMT"
 
 

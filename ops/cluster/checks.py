@@ -339,7 +339,8 @@ def is_dead(view: View, name: str) -> str:
         with suppress(NoAnswer):
             ask(name)
             raise Blocked(
-                f"the {what} of {name} answers: `ops upgrade` or `ops remove` it, or stop it first"
+                f"the {what} of {name} answers: a broker that runs is upgraded or removed; where only its"
+                " disk is lost, stop its agent and type this again"
             )
     return ""
 

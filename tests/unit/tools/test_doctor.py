@@ -233,6 +233,20 @@ BROKEN: dict[str, tuple[Callable[[Rig], None], str, str, str, str]] = {
         "operators drain it",
         "end the drain",
     ),
+    "a broker in memory alarm": (
+        agents(health={"verdict": "drain", "reason": "alarm: memory"}, code=404),
+        "▲",
+        "agent",
+        "accepts no publishes: alarm: memory",
+        FIRST["a-broker-is-in-memory-alarm"],
+    ),
+    "a broker with a full disk": (
+        agents(health={"verdict": "drain", "reason": "alarm: disk, memory"}, code=404),
+        "▲",
+        "agent",
+        "accepts no publishes: alarm: disk, memory",
+        FIRST["a-disk-is-full"],
+    ),
     "a gate that is shut": (
         agents(health={"verdict": "down", "reason": "not settled"}, code=503),
         "✗",
