@@ -216,7 +216,7 @@ def test_a_time_is_that_of_the_publishers_whose_clocks_differ_from_the_brokers(
     moved = SimpleNamespace(**{**vars(time), "time": lambda: real() + ahead_s})
     with streamed.publisher() as publisher:
         publisher.send_safe("orders", Message(body=b"before"))
-        for part in ("door", "publishes"):
+        for part in ("door", "sender"):
             monkeypatch.setattr(f"messagebus._io.publish.{part}.time", moved)
         publisher.send_safe("orders", Message(body=b"theirs"))
     stamp = datetime.now(UTC) + timedelta(seconds=ahead_s)

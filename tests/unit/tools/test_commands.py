@@ -87,7 +87,7 @@ def test_brokers_are_shown_with_the_generation_of_their_list() -> None:
     assert done.exit_code == Exit.DONE
     assert [line.split() for line in done.stdout.splitlines()] == [
         ["cluster", "prod", "generation", "7"],
-        [ONE, "consumed", "from"],
+        [ONE, "listed"],
         [TWO, "draining"],
     ]
     told = json.loads(run("brokers", "--json").stdout)
