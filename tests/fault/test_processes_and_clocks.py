@@ -390,13 +390,13 @@ def test_a_wall_clock_that_jumps_disturbs_nobody(
     bus = BusConfig(broker=rabbit.name, heartbeat_s=1)
     with Publisher(bus) as publisher, Consumer(bus, TOPIC, subscription=SUBSCRIPTION) as consumer:
         _send_and_receive(publisher, consumer)
-        accepted, real = rabbit.accepted, time.time
-        monkeypatch.setattr(time, "time", lambda: real() + jump_s)
-        _send_and_receive(publisher, consumer)
-        late = publisher.submit(Queue("nowhere", create=True), b"", timeout_s=0.2)
-        assert late.result(WITHIN_S * FACTOR).outcome is not Outcome.CONFIRMED
-        assert consumer.receive(0.2) is None
-        monkeypatch.setattr(time, "time", real)
+        accepted = rabbit.accepted
+        with monkeypatch.context() as patch:
+            _set_wall_clock(patch, lambda: jump_s)
+            _send_and_receive(publisher, consumer)
+            late = publisher.submit(Queue("nowhere", create=True), b"", timeout_s=0.2)
+            assert late.result(WITHIN_S * FACTOR).outcome is not Outcome.CONFIRMED
+            assert consumer.receive(0.2) is None
         _send_and_receive(publisher, consumer)
         assert publisher.stats().links_lost == 0
         assert rabbit.accepted <= accepted + 1, "more than the registration of nowhere"
@@ -407,13 +407,18 @@ def test_a_wall_clock_that_never_stands_still_disturbs_nobody(
     rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jumps = itertools.cycle([0, YEAR_S, -YEAR_S, 10 * YEAR_S])
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    _set_wall_clock(monkeypatch, lambda: next(jumps))
     bus = BusConfig(broker=rabbit.name)
     with Publisher(bus) as publisher, Consumer(bus, TOPIC, subscription=SUBSCRIPTION) as consumer:
         for _ in range(ROUNDS):
             _send_and_receive(publisher, consumer)
         assert publisher.stats().links_lost == 0
+
+
+def _set_wall_clock(patch: pytest.MonkeyPatch, ahead_s: Callable[[], int]) -> None:
+    real_s, real_ns = time.time, time.time_ns
+    patch.setattr(time, "time", lambda: real_s() + ahead_s())
+    patch.setattr(time, "time_ns", lambda: real_ns() + ahead_s() * 10**9)
 
 
 def _send_and_receive(publisher: Publisher, consumer: Consumer) -> None:

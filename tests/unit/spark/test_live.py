@@ -38,7 +38,7 @@ def rows(session: SparkSession) -> DataFrame:
 def test_batches_add_up_to_what_one_batch_has_also_when_they_are_written_twice(
     session: SparkSession, rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("time.time", lambda: NOW_MS / 1000)
+    monkeypatch.setattr("spark.live.wall_ms", lambda: NOW_MS)
     whole = merged(aged((row.asDict() for row in by_minute(rows).collect()), NOW_MS))
     assert sum(row["messages"] for row in whole) == len(ROWS)
     assert sum(row["bytes"] for row in whole) == sum(range(1, 100))
