@@ -25,15 +25,17 @@ from redis.backoff import NoBackoff
 
 from messagebus.core.claims import (
     DONE,
-    ENDED,
     FIRST,
+    IS_ENDED,
     LATER,
     NOBODY,
     PARK,
     PARKED,
     RUN,
+    RUN_FIRST,
     STATE_NAMES,
     WAITING,
+    WAS_PARKED,
     Answer,
     Record,
     Rule,
@@ -138,8 +140,6 @@ reply[1] = table.concat(letters)
 return reply
 """
 SHA = hashlib.sha1(SCRIPT.encode()).hexdigest()
-RUN_FIRST, IS_ENDED = Verdict(RUN, 0, 1, True), Verdict(ENDED)
-WAS_PARKED = Verdict(ENDED, is_parked=True)
 FIRST_LETTER, ENDED_LETTER, PARKED_LETTER, LATER_LETTER, PARK_LETTER = b"feklp"
 
 
