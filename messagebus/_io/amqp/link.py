@@ -43,6 +43,7 @@ from messagebus.errors import (
     ACCESS_REFUSED,
     NOT_ALLOWED,
     NOT_FOUND,
+    REASON_CHARS_MAX,
     CertificateRefused,
     ChannelRefused,
     LinkError,
@@ -70,8 +71,6 @@ ABORT_TIMEOUT_MS = 500
 # pika's own deadlines of a dial come this much after ours. It fails when two end in one turn of the loop:
 # 40 of 180 dials with TLS that were given up early ended in a traceback of its callbacks.
 PIKA_LATER_S = 1.0
-# Characters of a reason.
-REASON_MAX = 300
 # pika puts a broker's reason inside its own: ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - ...'
 BROKERS_REASON = re.compile(r"""ConnectionClosedByBroker: \(\d+\) ['"](.*)['"]""", re.S)
 
@@ -634,7 +633,7 @@ def _translate(address: Broker, why: BaseException) -> LinkError:
 def _refused(address: Broker, text: str) -> LinkError:
     """Return the error of a refused connection; LinkLost where user and password may be right."""
     if FOR_NOW.search(text):
-        return LinkLost(address.name, text[:REASON_MAX])
+        return LinkLost(address.name, text[:REASON_CHARS_MAX])
     return LoginRefused(address.name, text)
 
 
@@ -649,4 +648,4 @@ def _root(why: BaseException) -> BaseException:
 
 
 def _lost(address: Broker, why: BaseException) -> LinkLost:
-    return LinkLost(address.name, reason_of(why, REASON_MAX))
+    return LinkLost(address.name, reason_of(why, REASON_CHARS_MAX))
