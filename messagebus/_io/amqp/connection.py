@@ -6,9 +6,9 @@ size. Here properties stay as they are on the wire, and a frame larger than agre
 header frames have a bound of their own, because a broker adds to headers that filled a frame.
 
 `FrameConnection` takes deliveries and confirms out of the input (`frames.FrameParser`) and writes our
-publishes and acks and pika's frames in one order. The handshake, login, channels,
-declarations, heartbeats, returns and every error stay pika's. Nothing of pika is patched: other users of
-it in the process see no change.
+publishes and acks and pika's frames in one order. The handshake, login, channels, declarations, heartbeats,
+returns and every error stay pika's. Nothing of pika is patched: other users of it in the process see no
+change.
 
 `FrameTransport` sends and receives with our own codec, `PikaTransport` through pika's channel; both do the
 same, one more slowly. `guard_problem` and `seam_problem` check all pika internals in use, without a socket,
@@ -451,6 +451,7 @@ def _version_problem() -> str:
     if not (1, 4) <= tuple(int(part) for part in pika.__version__.split(".")[:2]) < (2,):
         return f"pika {pika.__version__} is not known"
     for name, names in {
+        "_proto_data_received": ["self", "data"],
         "_on_data_available": ["self", "data_in"],
         "_output_marshaled_frames": ["self", "marshaled_frames"],
     }.items():
