@@ -200,11 +200,8 @@ class MemoryLink:
     def _read(self) -> None:
         """Read all that has come, and run the callbacks once. On the loop."""
         self._woken = False
-        deliveries, answers, on_contents = (
-            self._deliveries,
-            self._answers,
-            self.transport.on_contents,
-        )
+        deliveries, answers = self._deliveries, self._answers
+        on_contents = self.transport.on_contents
         if deliveries and self.is_open:
             on_contents([deliveries.popleft() for _ in range(len(deliveries))])
         while answers and (self.is_open or self._end is None):

@@ -110,7 +110,7 @@ class RunClaims:
             self._without_id_count += 1
             free.append(delivery)
         if known:
-            self.machine.arrived(known, deliveries[-1].received_ns // 1_000_000)
+            self.machine.arrived(known, deliveries[-1].received_ns // NS_PER_MS)
             if (orders := self.machine.take()) is not None:
                 self._on_orders(orders)
             self.talk()

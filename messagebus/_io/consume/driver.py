@@ -240,7 +240,7 @@ class ConsumeDriver:
         self._wake()
 
     def rest(self, prefetch: int) -> None:
-        """Give back what nobody has taken, and consume again when `resume_idle`, with this prefetch."""
+        """Give back what nobody has taken. `resume_idle` consumes again, with this prefetch."""
         if self.links.segments is None:
             self.links.prefetch = prefetch
         self.links.idle.rest()

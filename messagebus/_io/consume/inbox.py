@@ -88,12 +88,8 @@ class Inbox:
         answers: CopiedAnswers,
         on_turn: Callable[[], None],
     ) -> None:
-        self._source, self._pipeline, self._answers, self._on_turn = (
-            source,
-            pipeline,
-            answers,
-            on_turn,
-        )
+        self._source, self._pipeline = source, pipeline
+        self._answers, self._on_turn = answers, on_turn
         self._has_parking = not expires(source)
         self._counters = pipeline.counters
         self.delivered: dict[str, int] = {}

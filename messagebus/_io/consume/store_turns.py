@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from messagebus._io.loop import Tasks
+from messagebus.clock import NS_PER_MS
 from messagebus.core.claims import Turn, key_of
 from messagebus.core.deliveries import Ledger
 from messagebus.core.once import Orders
@@ -40,7 +41,6 @@ FINISH_EVERY_S = 0.005
 FENCE_AGAIN_S = 0.5
 # For a conversation that was cancelled, or failed.
 BEGIN_AGAIN_S = 0.05
-_MS = 1_000_000
 
 
 class StoreTurns:
@@ -97,7 +97,7 @@ class StoreTurns:
         try:
             while True:
                 now_ns = time.monotonic_ns()
-                while (turn := turns.turn(now_ns // _MS)) is not None:
+                while (turn := turns.turn(now_ns // NS_PER_MS)) is not None:
                     began_ns = now_ns
                     try:
                         async with asyncio.timeout(self._timeout_s):
@@ -108,23 +108,23 @@ class StoreTurns:
                     # Also of a store that an application has written.
                     except (Exception, asyncio.CancelledError) as fault:
                         now_ns = time.monotonic_ns()
-                        turns.away(now_ns // _MS)
+                        turns.away(now_ns // NS_PER_MS)
                         if _is_cancelled(fault):
                             raise
                         self._log_away(fault)
                     else:
                         now_ns = time.monotonic_ns()
-                        took_ms = (now_ns - began_ns) / _MS
+                        took_ms = (now_ns - began_ns) / NS_PER_MS
                         share = NEWEST_SHARE if self.call_ms else 1
                         self.call_ms += (took_ms - self.call_ms) * share
                         if self._logged_s:
                             self._log_back()
-                        turns.answered(answer, now_ns // _MS)
+                        turns.answered(answer, now_ns // NS_PER_MS)
                     orders, claims.orders = claims.orders, None  # `take` inlined: a call less
                     if orders is not None:
                         self._on_orders(orders)
                 if (wake_ms := turns.wake_ms()) is not None and wake_ms < self._wake_ms:
-                    self._set_timer(wake_ms, now_ns // _MS)
+                    self._set_timer(wake_ms, now_ns // NS_PER_MS)
                 self._is_talking, self._idle = False, self._loop.create_future()
                 await self._idle
                 self._idle = None

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from messagebus import (
-    AsyncConsumer,
-    AsyncPublisher,
-    LinkLost,
-    LoginRefused,
-    Refused,
-)
+from messagebus import AsyncConsumer, AsyncPublisher, LinkLost, LoginRefused, Refused
 from messagebus._io import wire
 from messagebus._io.amqp.link import Link
 from messagebus._io.publish import dialing

@@ -103,7 +103,8 @@ class Bench:
             on_ready=self._turn,
             on_back=self._turn,
         )
-        self.stage, self.counters = self.pipeline.first, self.pipeline.counters
+        self.stage, self.plain = self.pipeline.first, self.pipeline.plain
+        self.counters = self.pipeline.counters
         self.inbox = Inbox(source, self.pipeline, answers, self._turn)
         self.epoch = self.inbox.connected(MB1, self.transport)  # type: ignore[arg-type]
 
@@ -201,12 +202,12 @@ async def test_a_retry_is_answered_when_its_copy_is_stored_and_holds_its_place_u
     assert bench.stage.ack(second)
     bench.inbox.flush()
     assert bench.transport.acks == [(2, False)]
-    assert bench.pipeline.plain.handed_out == 1
+    assert bench.plain.handed_out == 1
     bench.copies.gate.set()
     assert await retrying
     assert bench.transport.acks == [(2, False), (1, False)]
     assert bench.copies.later == [(b"1", 5, {"mb-attempt": 2})]
-    assert (bench.pipeline.plain.handed_out, bench.counters.retried) == (0, 1)
+    assert (bench.plain.handed_out, bench.counters.retried) == (0, 1)
     assert bench.counters.acks_stale == 2
 
 
@@ -220,7 +221,7 @@ async def test_a_copy_goes_on_when_nobody_waits_for_it_any_more() -> None:
     parking.cancel()
     bench.copies.gate.set()
     await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
-    assert (bench.counters.parked, bench.pipeline.plain.handed_out) == (1, 0)
+    assert (bench.counters.parked, bench.plain.handed_out) == (1, 0)
 
 
 async def test_a_link_that_ends_meanwhile_makes_the_answer_stale() -> None:
@@ -234,7 +235,7 @@ async def test_a_link_that_ends_meanwhile_makes_the_answer_stale() -> None:
     bench.copies.gate.set()
     assert not await retrying
     assert (bench.counters.acks_stale, bench.counters.retried) == (1, 0)
-    assert bench.pipeline.plain.handed_out == 0
+    assert bench.plain.handed_out == 0
 
 
 async def test_what_cannot_be_copied_is_left_to_the_broker() -> None:
@@ -268,7 +269,7 @@ async def test_what_fails_while_a_copy_is_made_reaches_who_waits_and_leaves_noth
     with pytest.raises(OverflowError):
         await asyncio.wait_for(answering, 60)
     assert bench.transport.nacks == [(1, False)]
-    assert (bench.inbox.owed(MB1), bench.pipeline.plain.handed_out) == (0, 0)
+    assert (bench.inbox.owed(MB1), bench.plain.handed_out) == (0, 0)
 
 
 def came_out_of_a_step(**death: Any) -> bytes:
@@ -356,7 +357,7 @@ async def test_a_batch_with_a_part_that_cannot_be_copied_is_rejected_whole_and_n
     assert bench.stage.ack(alone)
     bench.inbox.flush()
     assert (bench.transport.acks, bench.transport.nacks) == ([(2, False)], [(1, False)])
-    assert (bench.inbox.owed(MB1), bench.pipeline.plain.handed_out) == (0, 0)
+    assert (bench.inbox.owed(MB1), bench.plain.handed_out) == (0, 0)
 
 
 # Giving back untouched.
@@ -374,15 +375,11 @@ async def test_what_was_never_handed_out_is_given_back_in_order() -> None:
     assert oldest.receipt.tag == 3
     assert bench.inbox.give_back(MB1, [unseen], LONG_AGO) == 3
     assert bench.transport.nacks == [(2, True), (3, True), (4, True)]
-    assert (bench.inbox.owed(MB1), bench.pipeline.plain.handed_out, bench.stage.buffered()) == (
-        1,
-        1,
-        0,
-    )
+    assert (bench.inbox.owed(MB1), bench.plain.handed_out, bench.stage.buffered()) == (1, 1, 0)
     assert bench.counters.given_back == 3
     bench.relink()
     assert bench.inbox.give_back(MB1, [held], LONG_AGO) == 0
-    assert (bench.transport.nacks, bench.pipeline.plain.handed_out) == ([], 0)
+    assert (bench.transport.nacks, bench.plain.handed_out) == ([], 0)
 
 
 async def test_of_a_batch_that_somebody_has_begun_nothing_is_given_back_while_there_is_time() -> (
@@ -406,11 +403,7 @@ async def test_a_batch_of_which_parts_were_handed_out_unseen_is_given_back_once_
     unseen = [each for each in taken if each is not None]
     assert bench.inbox.give_back(MB1, unseen, LONG_AGO) == 5
     assert bench.transport.nacks == [(1, True), (2, True)]
-    assert (bench.inbox.owed(MB1), bench.pipeline.plain.handed_out, bench.stage.buffered()) == (
-        0,
-        0,
-        0,
-    )
+    assert (bench.inbox.owed(MB1), bench.plain.handed_out, bench.stage.buffered()) == (0, 0, 0)
     assert not bench.stage.ack(unseen[0])
     await bench.inbox.finish(1)
 
@@ -427,11 +420,7 @@ async def test_before_the_consumer_timeout_the_rest_of_a_begun_batch_is_copied_a
     bench.stage.ack(answered)
     assert bench.inbox.give_back(MB1, [unseen], FAR_AHEAD) == 2
     await eventually_async(lambda: bench.copies.given_back == [b"c", b"d"], within_s=5)
-    assert (bench.transport.acks, bench.transport.nacks, bench.pipeline.plain.handed_out) == (
-        [],
-        [],
-        1,
-    )
+    assert (bench.transport.acks, bench.transport.nacks, bench.plain.handed_out) == ([], [], 1)
     bench.stage.ack(running)
     bench.inbox.flush()
     assert bench.transport.acks == [(1, False)]
@@ -450,7 +439,7 @@ async def test_what_runs_on_until_the_consumer_timeout_does_not_multiply_what_wa
     await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
     assert sorted(bench.copies.given_back) == [b"a", b"b"]
     assert not bench.stage.ack(running)
-    assert bench.pipeline.plain.handed_out == 0
+    assert bench.plain.handed_out == 0
 
 
 def worn(count: int, **properties: str) -> bytes:
@@ -487,7 +476,7 @@ async def test_what_came_back_too_often_and_nobody_saw_begins_anew_as_a_copy(
         bench.inbox.give_back(MB1, untouched, LONG_AGO)
         await asyncio.sleep(0.01)
         assert bench.transport.nacks == ([] if is_copied else [(1, True), (3, True)])
-    assert bench.pipeline.plain.handed_out == 1
+    assert bench.plain.handed_out == 1
     assert len(bench.copies.given_back) == (2 if is_copied else 0)
     assert bench.transport.acks == ([(1, False), (3, False)] if is_copied else [])
 
@@ -528,7 +517,7 @@ async def test_what_is_kept_back_stays_owed_and_only_what_is_in_hand_is_waited_f
     assert first is not None
     assert unseen is not None
     bench.inbox.keep_back(MB1, [unseen])
-    assert (bench.pipeline.plain.handed_out, bench.taken(), bench.inbox.owed(MB1)) == (1, [], 3)
+    assert (bench.plain.handed_out, bench.taken(), bench.inbox.owed(MB1)) == (1, [], 3)
     parking = asyncio.ensure_future(bench.stage.park(first, headers={"mb-park-reason": "why"}))
     await asyncio.sleep(0)
     assert bench.inbox.holds(MB1)
