@@ -20,7 +20,7 @@ from messagebus.stats import Durability, Outcome, Published
 
 log = logging.getLogger("messagebus.hooks")
 
-# The first failure of a hook is logged, and then each TOLD_EVERY-th one.
+# The first failure of a hook is logged, and then each LOGGED_EVERY-th one.
 LOGGED_EVERY = 10_000
 # A member of a slotted class is set past the guard of a frozen one in a third of the time.
 _MEMBERS = [vars(Message)[name] for name in Message.__slots__]

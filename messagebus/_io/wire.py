@@ -46,8 +46,8 @@ class Outage:
     def dial_failed(self, broker: str, fault: Exception) -> None:
         """Note a dial that failed while the client has no link.
 
-        Where the broker answers and lacks a queue or exchange, that may be being created: the line waits for
-        ABSENT_TOLD_AFTER_MS.
+        Where a broker answers and lacks a queue or exchange, a registration may be creating it: the line
+        waits for ABSENT_LOGGED_AFTER_MS.
         """
         now = monotonic_ms()
         self._since_ms = self._since_ms or now

@@ -397,8 +397,8 @@ class _Work:
 async def _count(work: _Work) -> ParkedCounts:
     async def count(broker: str, parking: Parking, source: Parked, ready: int) -> ParkedCount:
         tally = _Tally(work.choice)
-        looked = await parking.look(source, ready, SCAN_MAX, tally.see)
-        return tally.counted(str(source), broker, looked)
+        inspection = await parking.look(source, ready, SCAN_MAX, tally.see)
+        return tally.counted(str(source), broker, inspection)
 
     counts = await work.everywhere(count)
     counts = [each for each in counts if each.count or each.unseen]
@@ -449,10 +449,10 @@ async def _read(work: _Work, count_max: int) -> ParkedMessages:
                 found.append(_message(str(source), broker, taken))
             return len(found) < count_max
 
-        looked = await parking.look(source, ready, at_most, see)
+        inspection = await parking.look(source, ready, at_most, see)
         wanted = min(ready, count_max) if work.choice.is_everything else ready
-        if len(found) < count_max and looked.shown < wanted:
-            told = f"{looked.shown:,} of {ready:,} parked messages were looked at"
+        if len(found) < count_max and inspection.shown < wanted:
+            told = f"{inspection.shown:,} of {ready:,} parked messages were looked at"
             work.faults[f"{source} on {broker}"] = told
         return found
 

@@ -31,13 +31,7 @@ from messagebus._io.amqp.properties import (
 from messagebus.broker import BrokerList
 from messagebus.config import BusConfig
 from messagebus.core.homes import Home, partition_of, read_chains, read_homes, segment_of
-from messagebus.core.parking import (
-    Choice,
-    Facts,
-    Parked,
-    Undelivered,
-    read_facts,
-)
+from messagebus.core.parking import Choice, Facts, Parked, Undelivered, read_facts
 from messagebus.destination import Subscription, Topic
 from messagebus.errors import NOT_FOUND, ChannelRefused, LinkLost, TopologyError
 
@@ -90,7 +84,7 @@ See = Callable[[_Taken], bool]
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The result of an inspection. ready: in the queue when it was opened. shown: of these, looked at."""
+    """Result of an inspection. ready: messages in the queue at its begin. shown: those passed to `See`."""
 
     ready: int
     shown: int
