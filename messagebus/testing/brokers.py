@@ -282,8 +282,8 @@ def _known_as(queue: MemoryQueue) -> str:
     return f"mb.sub/{queue.name.removeprefix(SEGMENTS).rpartition('/')[0]}"
 
 
-class Reading:
-    """What brokers read of their links: everything at once, or nothing while they are frozen."""
+class BrokersInput:
+    """Orders of links to the brokers: carried out at once, or kept in order while the brokers are frozen."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
@@ -291,7 +291,7 @@ class Reading:
         self._unread: list[Callable[[], None]] = []
 
     def do(self, action: Callable[[], None]) -> None:
-        """Do this after everything written before: at once, unless the brokers are frozen."""
+        """Carry this out behind all earlier orders: at once, unless the brokers are frozen."""
         with self._lock:
             if self.is_frozen:
                 self._unread.append(action)
@@ -303,7 +303,7 @@ class Reading:
             self.is_frozen = True
 
     def thaw(self) -> None:
-        """Do what was written meanwhile. The caller tells of the change."""
+        """Carry out the kept orders. The caller calls `MemoryBrokers.tell`."""
         with self._lock:
             self.is_frozen = False
             unread, self._unread = self._unread, []
@@ -324,7 +324,7 @@ class MemoryBrokers:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.journal = Journal(self.lock)
-        self.reading = Reading(self.lock)
+        self.input = BrokersInput(self.lock)
         self.places = itertools.count()
         self._wanted: dict[str, Wanted] = {}
         self._turns = itertools.cycle(self.names)
@@ -406,10 +406,7 @@ class MemoryBrokers:
     # Traffic.
     def write(self, broker: MemoryBroker, site: Site, orders: list[tuple[Any, ...]]) -> None:
         with self.lock:
-            if self.reading.is_frozen:
-                self.reading.do(lambda: broker.carry_out(site, orders))
-            else:
-                broker.carry_out(site, orders)
+            self.input.do(lambda: broker.carry_out(site, orders))
             self.tell()
 
     def tell(self) -> None:

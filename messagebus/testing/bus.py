@@ -239,12 +239,12 @@ class MemoryBus:
 
     def freeze(self) -> None:
         """Freeze the brokers: they read and answer nothing, so backlogs fill and deadlines pass."""
-        self._brokers.reading.freeze()
+        self._brokers.input.freeze()
 
     def thaw(self) -> None:
         """End `freeze`: the brokers continue."""
         with self._brokers.lock:
-            self._brokers.reading.thaw()
+            self._brokers.input.thaw()
             self._brokers.tell()
 
     def slow(self, delay_s: float) -> None:

@@ -48,7 +48,7 @@ class MemoryWire:
 
     async def dial(self, broker: Broker | None, *, timeout_ms: int) -> Link:
         brokers = self._brokers
-        if brokers.reading.is_frozen:
+        if brokers.input.is_frozen:
             await asyncio.wait_for(_thawed(brokers), timeout_ms / 1000)
         site = brokers.balance() if broker is None else brokers.all[broker.name]
         if site.name in brokers.stopped:
@@ -62,7 +62,7 @@ class MemoryWire:
 async def _thawed(brokers: MemoryBrokers) -> None:
     loop = asyncio.get_running_loop()
     thawed = asyncio.Event()
-    brokers.reading.do(lambda: cast(None, _post(loop, thawed.set)))
+    brokers.input.do(lambda: cast(None, _post(loop, thawed.set)))
     await thawed.wait()
 
 
@@ -236,7 +236,7 @@ class MemoryLink:
                 self._read_soon(self._answers.append, deliver)
 
         try:
-            self._brokers.reading.do(carry_out)
+            self._brokers.input.do(carry_out)
             return await answered
         finally:
             self._calls.discard(answered)
@@ -299,7 +299,7 @@ class MemoryLink:
                     lambda: self._read_soon(self._answers.append, lambda: told(None))
                 )
 
-        self._brokers.reading.do(carry_out)
+        self._brokers.input.do(carry_out)
 
     # The end.
     def on_lost(self, callback: Callable[[LinkError], None]) -> None:
