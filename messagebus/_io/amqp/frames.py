@@ -262,7 +262,9 @@ class FrameParser:
             if kind not in KINDS or (size > limit and (kind != HEADER or channel == 0)):
                 raise _Malformed(f"frame of kind {kind} and {size} bytes")
             if size > limit and size > HEADER_FRAME_MAX:
-                if end - at < HEADER_OVERHEAD - 1 and self._awaits_header(channel):
+                if not self._awaits_header(channel):
+                    raise _Malformed(f"frame of kind {kind} and {size} bytes")
+                if end - at < HEADER_OVERHEAD - 1:
                     break
                 self._pass_header(items, channel, data, at)
                 self._passing = max(0, stop + 1 - end)
@@ -293,10 +295,7 @@ class FrameParser:
         return channel in self.hot and under_way is not None and under_way.properties is None
 
     def _pass_header(self, items: list[Item], channel: int, data: bytes, at: int) -> None:
-        """Take the size of a body from a header that is too long to keep. Raises _Malformed."""
-        if not self._awaits_header(channel):
-            size = _FRAME.unpack_from(data, at)[2]
-            raise _Malformed(f"frame of kind {HEADER} and {size} bytes")
+        """Take the size of a body from its awaited header, which is too long to keep."""
         under_way = self._open[channel]
         under_way.size = int.from_bytes(data[at + 11 : at + 19])
         under_way.properties = TOO_LONG
