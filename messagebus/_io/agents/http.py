@@ -68,6 +68,15 @@ def http_client(
     )
 
 
+def json_object(answer: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object in an answer; {} where the answer holds anything else."""
+    try:
+        value = answer.json()
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 class _Apart(httpx.AsyncBaseTransport):
     """A pool for each host and port.
 

@@ -17,7 +17,7 @@ from urllib.parse import urljoin
 
 import httpx
 
-from messagebus._io.agents.http import http_client
+from messagebus._io.agents.http import http_client, json_object
 from messagebus._io.amqp.control import mismatch_text
 from messagebus._io.amqp.link import Credentials, Link, dial
 from messagebus._io.wire import Registration, Topology
@@ -247,12 +247,8 @@ class Agents:
 
 def _reason_if(mark: str, answer: httpx.Response) -> str:
     """Return why asking again does not help, "" when it may. mark: the key that says so."""
-    try:
-        told = answer.json()
-    except ValueError:
-        return ""
-    is_marked = isinstance(told, dict) and told.get(mark) is True
-    return str(told.get("error", "")) if is_marked else ""
+    told = json_object(answer)
+    return str(told.get("error", "")) if told.get(mark) is True else ""
 
 
 def read_registration(url: str, answer: httpx.Response) -> Registration:

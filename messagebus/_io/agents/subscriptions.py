@@ -14,7 +14,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
-from messagebus._io.agents.http import http_client
+from messagebus._io.agents.http import http_client, json_object
 from messagebus._io.agents.registration import read_registration
 from messagebus._io.wire import Registration
 from messagebus.admin.proof import TokenProof
@@ -322,20 +322,12 @@ def _raise_if_refused(url: str, answer: httpx.Response) -> None:
 def _why_not(answer: httpx.Response) -> str:
     """Return why an agent did not answer; it checks logins by its broker, and cannot while that is down."""
     if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-        try:
-            told = answer.json()
-        except ValueError:
-            told = None
-        if isinstance(told, dict) and told.get("linked") is False:
+        told = json_object(answer)
+        if told.get("linked") is False:
             reason = one_line(str(told.get("reason") or "no connection to it"), REASON_CHARS_MAX)
             return f"the broker is down (its agent: {reason})"
     return f"HTTP {answer.status_code} {_error_of(answer)}"
 
 
 def _error_of(answer: httpx.Response) -> str:
-    try:
-        told = answer.json()
-    except ValueError:
-        told = {}
-    text = told.get("error") if isinstance(told, dict) else None
-    return one_line(str(text or answer.text), REASON_CHARS_MAX)
+    return one_line(str(json_object(answer).get("error") or answer.text), REASON_CHARS_MAX)
