@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -53,6 +53,15 @@ def may_publish(taking: Home | None, unanswered: Iterable[int]) -> bool:
 def partition_of(key: str, partitions: int) -> int:
     """Return the partition of a key, or of the id of a message without one: CRC-32 of its UTF-8, modulo."""
     return zlib.crc32(key.encode()) % partitions
+
+
+def home_of(key: object, homes: Sequence[Home]) -> tuple[int, Home]:
+    """Return the partition of a stored message, and its home.
+
+    key: the message's header, whatever was written there; only text is a key. homes: by partition, not empty.
+    """
+    partition = partition_of(key if isinstance(key, str) else "", len(homes))
+    return partition, homes[partition]
 
 
 def read_homes(text: str, partitions: int) -> tuple[Home, ...]:

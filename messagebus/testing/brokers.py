@@ -20,10 +20,10 @@ from messagebus._io.amqp.properties import (
     KEY_HEADER,
     read_headers,
     read_message_id,
-    read_stamp_ms,
+    read_parked_facts,
 )
-from messagebus.core.homes import partition_of, read_homes, segment_of
-from messagebus.core.parking import read_facts, read_ttl_ms
+from messagebus.core.homes import home_of, read_homes, segment_of
+from messagebus.core.parking import read_ttl_ms
 from messagebus.destination import (
     SEGMENTS,
     UNDELIVERED_QUEUE,
@@ -497,29 +497,21 @@ class MemoryBrokers:
             declared, count = self._wanted.get(str(source)), 0
             known = declared if isinstance(declared, Subscription) else source
             for broker in self.all.values():
-                parking = broker.queues.get(source.parking_queue)
-                for stored in [] if parking is None else parking.take_all():
-                    self._put_again(broker, known, stored)
-                    count += 1
+                if parking := broker.queues.get(source.parking_queue):
+                    for stored in parking.take_all():
+                        self._put_again(broker, known, stored)
+                        count += 1
             self.tell()
         return count
 
     def _put_again(self, broker: MemoryBroker, source: Source, stored: Stored) -> None:
-        headers = read_headers(stored.raw)
         name = source.amqp_queue
         if isinstance(source, Subscription) and source.has_segments:
-            key = headers.get(KEY_HEADER)
             homes = read_homes(source.topic.homes, source.topic.partitions)
-            partition = partition_of(key if isinstance(key, str) else "", len(homes))
-            home = homes[partition]
+            partition, home = home_of(read_headers(stored.raw).get(KEY_HEADER), homes)
             broker = self.all[home.broker]
             name = source.segment_queue(segment_of(partition, home))
-        facts = read_facts(
-            headers,
-            message_id=read_message_id(stored.raw),
-            stamp_ms=read_stamp_ms(stored.raw),
-        )
-        raw, queue = redriven(stored.raw, facts), broker.queues[name]
+        raw, queue = redriven(stored.raw, read_parked_facts(stored.raw)), broker.queues[name]
         queue.put(Stored(next(self.places), Route("", name), raw, stored.body))
         queue.hand_out()
 

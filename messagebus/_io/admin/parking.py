@@ -25,13 +25,12 @@ from messagebus._io.amqp.properties import (
     KEY_HEADER,
     read_content_type,
     read_headers,
-    read_message_id,
-    read_stamp_ms,
+    read_parked_facts,
 )
 from messagebus.broker import BrokerList
 from messagebus.config import BusConfig
-from messagebus.core.homes import Home, partition_of, read_chains, read_homes, segment_of
-from messagebus.core.parking import Choice, Facts, Parked, Undelivered, read_facts
+from messagebus.core.homes import Home, home_of, read_chains, read_homes, segment_of
+from messagebus.core.parking import Choice, Facts, Parked, Undelivered
 from messagebus.destination import Subscription, Topic
 from messagebus.errors import NOT_FOUND, ChannelRefused, LinkLost, TopologyError
 
@@ -70,7 +69,7 @@ class _Taken:
     @property
     def facts(self) -> Facts:
         if self._facts is None:
-            self._facts = _facts(self.raw, self._source)
+            self._facts = read_parked_facts(self.raw, self._source.delivery_limit)
         return self._facts
 
     @property
@@ -157,9 +156,7 @@ class Parking:
                 if not homes or not isinstance(source, Subscription):
                     await putting.put("", source.amqp_queue, raw, body)
                     return
-                key = read_headers(raw).get(KEY_HEADER)
-                partition = partition_of(key if isinstance(key, str) else "", len(homes))
-                home = homes[partition]
+                partition, home = home_of(read_headers(raw).get(KEY_HEADER), homes)
                 queue = source.segment_queue(segment_of(partition, home))
                 await (await putting_at(home.broker)).put("", queue, raw, body)
                 if not await self._is_home(source.topic, partition, home):
@@ -459,15 +456,6 @@ class _Putting:
     def _lost(self, why: Exception) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(why)
-
-
-def _facts(raw: bytes, source: Parked) -> Facts:
-    return read_facts(
-        read_headers(raw),
-        message_id=read_message_id(raw),
-        stamp_ms=read_stamp_ms(raw),
-        delivery_limit=source.delivery_limit,
-    )
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:

@@ -18,7 +18,7 @@ from messagebus._io.amqp.header_table import read_table
 from messagebus.bodies import BINARY
 from messagebus.clock import whole_ms
 from messagebus.core.headers import OF_BROKERS
-from messagebus.core.parking import TTL_HEADER, read_ttl_ms
+from messagebus.core.parking import TTL_HEADER, Facts, read_facts, read_ttl_ms
 from messagebus.message import FIRST_MS_MAX, NO_HEADERS, RESERVED_PREFIX, Message
 
 KEY_HEADER = "mb-key"
@@ -271,6 +271,16 @@ def read_stamp_ms(raw: bytes) -> int | None:
     except IndexError:
         pass
     return None
+
+
+def read_parked_facts(raw: bytes, delivery_limit: int = 0) -> Facts:
+    """Read the facts of a parked message. delivery_limit: of its queue, for the number of its attempts."""
+    return read_facts(
+        read_headers(raw),
+        message_id=read_message_id(raw),
+        stamp_ms=read_stamp_ms(raw),
+        delivery_limit=delivery_limit,
+    )
 
 
 class Reading:

@@ -7,6 +7,7 @@ import pytest
 from messagebus.core.homes import (
     Chain,
     Home,
+    home_of,
     joined,
     may_publish,
     partition_of,
@@ -44,6 +45,16 @@ def test_homes_begin_anew_behind_the_last_and_have_an_epoch() -> None:
     assert segment_of(4, homes[4]) == "4.2"
     assert read_homes("", 5) == ()
     assert segment_of(0, Home("mb1:5672")) == "0.1"
+
+
+def test_a_stored_message_goes_to_the_home_of_its_key_and_one_without_text_to_that_of_no_key() -> (
+    None
+):
+    homes = read_homes("mb1:5672 2@mb2:5672 mb3:5672", 7)
+    assert home_of("grün", homes) == (4, homes[4])
+    nowhere = partition_of("", 7)
+    for key in (None, "", b"gr\xfcn", 17):
+        assert home_of(key, homes) == (nowhere, homes[nowhere])
 
 
 def test_an_epoch_that_is_no_number_is_an_error() -> None:
