@@ -12,7 +12,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Self
 
 __all__ = [
@@ -88,10 +87,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def columns() -> int | None:
-    """Return the width of the terminal that standard output is; None where it is none."""
+    """Return the width of the terminal at standard output; None if standard output is no terminal."""
+    return _columns() if sys.stdout.isatty() else None
+
+
+def _columns() -> int:
     import shutil  # and with it every kind of compression
 
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns
 
 
 def folded(text: str, width: int | None) -> list[str]:
@@ -105,7 +108,7 @@ def folded(text: str, width: int | None) -> list[str]:
 
 
 def shortened(text: str, chars_max: int) -> str:
-    """Return a name with its middle left out where it is longer: both its ends tell names apart."""
+    """Return a name of at most chars_max characters; of a longer name both ends, without its middle."""
     if len(text) <= chars_max:
         return text
     end = (chars_max - 1) // 2
@@ -147,9 +150,7 @@ class StatusLine:
             self._due_s = self._clock() + PRINTED_EVERY_S
             say(text, err=True)
             return
-        import shutil  # and with it every kind of compression
-
-        self._print(ERASE + _cut(printable(text), shutil.get_terminal_size().columns - 1))
+        self._print(ERASE + _cut(printable(text), _columns() - 1))
         self._is_shown = True
 
     def clear(self) -> None:
@@ -174,8 +175,8 @@ class Progress:
         with Progress("redriven", total=50_000) as progress:
             progress.at(12_000)             # redriven 12,000 of 50,000 messages, 1,204/s, 32 s left
 
-    verb, noun: of the line. total: of what is to be done, which may change; None where it is not known.
-    done: of the last `at`.
+    verb, noun: words of the line. total: number of things to do; it may change; None if it is not known.
+    done: the number of the last `at`.
     A `StatusLine`: nothing is shown in the first seconds. Not thread-safe.
     """
 
@@ -197,14 +198,17 @@ class Progress:
     def at(self, done: int, about: str = "", *, share: float | None = None) -> None:
         """Note how much is done. Cost: 0.2 us unless a text is due.
 
-        about: what is worked on now. share: of all work, 0 to 1, where another measure than `done` knows it.
+        about: the place where the work is now. share: part of all work that is done, if another measure than
+        `done` gives it; below 0 counts as 0, above 1 as 1.
         """
         self.done, now_s = done, self._clock()
         if now_s - self._sampled_s < SHOWN_EVERY_S:
             return
         self._sampled_s = now_s
         if share is None and self.total:
-            share = min(1.0, done / self.total)
+            share = done / self.total
+        if share is not None:
+            share = min(1.0, max(0.0, share))
         self._samples.append((now_s, done, share or 0.0))
         while len(self._samples) > 2 and now_s - self._samples[1][0] >= RATE_OVER_S:
             self._samples.popleft()
@@ -232,12 +236,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 

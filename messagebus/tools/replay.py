@@ -115,7 +115,7 @@ def replay(
         on_gap=on_gap,  # type: ignore[arg-type]
         key=key,
     )
-    # Lines of messages on a terminal show by themselves how far it is.
+    # On a terminal the printed messages show the progress.
     is_shown = to is not None or not sys.stdout.isatty()
     progress = Progress("replayed", total=count) if is_shown else None
     work = _Work(reading, count, rate, file, progress, until_ms=0 if follow else wall_ms())
@@ -156,7 +156,7 @@ class _Work:
         *,
         until_ms: int = 0,
     ) -> None:
-        """until_ms: the time of the last message; 0 where later ones are followed."""
+        """until_ms: the time at which the replay began; 0 if it follows later messages."""
         self._reading, self._count, self._file = reading, count, file
         self._pause_s = 1 / rate if rate else 0.0
         self._progress, self._until_ms = progress, until_ms
@@ -214,14 +214,14 @@ class _Work:
             write_whole(self._file, f"{self._reading.checkpoint()}\n", mode=None)
 
     def _tell(self, group: list[Replayed]) -> None:
-        """Show how far it is: by --count, or by the time at which messages were published."""
+        """Show the progress, by --count or by the times at which messages were published."""
         if self._progress is None or not group:
             return
         share, at_ms = None, group[-1].published_ms
         if self._progress.total is None and self._until_ms and at_ms:
             self._first_ms = self._first_ms or at_ms
             share = (at_ms - self._first_ms) / max(1, self._until_ms - self._first_ms)
-        self._progress.at(self.done, share=share if share is None else min(1.0, max(0.0, share)))
+        self._progress.at(self.done, share=share)
 
 
 @contextlib.asynccontextmanager
