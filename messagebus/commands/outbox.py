@@ -26,7 +26,7 @@ from messagebus.secret import Secret
 from messagebus.terminal import Progress, plural, say
 
 SETTING = "MESSAGEBUS_OUTBOX_DATABASE"
-# Between two looks at how far a relay is.
+# Between two looks at the progress of a relay.
 LOOK_S = 0.5
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -227,19 +227,22 @@ async def _relay(
 
 
 async def _until_drained(relay: AsyncRelay) -> None:
-    asking = asyncio.create_task(relay.drained())
+    async def drain() -> None:
+        while not await relay.drained():
+            pass
+
+    draining = asyncio.create_task(drain())
     with Progress("published", "row") as progress:
         try:
-            while not (asking.done() and asking.result()):
-                if asking.done():
-                    asking = asyncio.create_task(relay.drained())
-                await asyncio.wait([asking], timeout=LOOK_S)
+            while not draining.done():
+                await asyncio.wait([draining], timeout=LOOK_S)
                 stats = relay.stats()
                 if stats.rows_waiting is not None:
                     progress.total = stats.published + stats.rows_waiting
                 progress.at(stats.published)
+            draining.result()
         finally:
-            asking.cancel()
+            draining.cancel()
 
 
 def _serve(metrics: str, names: tuple[str, ...], relay: AsyncRelay) -> Any:
