@@ -30,7 +30,7 @@ from messagebus._io.consume.runs import (
 )
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer, AsyncPublisher
-from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
+from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool, bus_of
 from messagebus.consumer import as_dedup, as_source, with_order
 from messagebus.destination import Destination, Source
 from messagebus.errors import ConfigError, Stopped
@@ -576,7 +576,7 @@ class App:
         Raises NotReady, whose text names every address.
         """
         if self._clients is None and (self._subscribers or self._relay):
-            directory.reach(self._bus or BusConfig.from_env(os.environ))
+            directory.reach(bus_of(self._bus))
 
     def _running(self) -> _Life:
         if self._life is None and self._status is Status.INITIALIZED:
@@ -610,7 +610,7 @@ class App:
         Raises ConfigError for a wrong environment, and for one that contradicts a handler's options.
         """
         environ: Mapping[str, str] = {} if self._clients is not None else os.environ
-        clients = self._clients or _BusClients(self._bus or BusConfig.from_env(environ))
+        clients = self._clients or _BusClients(bus_of(self._bus))
         publishing = self._publisher_config or PublisherConfig.from_env(environ)
         publishing = with_spool(publishing, self._spool)
         left_out = [] if self._with_relay or not self._relay else ["relay"]
