@@ -56,6 +56,7 @@ from opentelemetry.trace import (
 
 from messagebus._io.amqp.properties import NO_TRACEPARENT, find_traceparent
 from messagebus._io.hooks import add_headers
+from messagebus.core.ends import END_UNCONFIRMED
 from messagebus.destination import Source, parse_destination
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
@@ -74,8 +75,6 @@ SERIES_MAX = 1000
 PLACES_MAX = 10_000
 # Runs whose answer is still to come. A runner that dies between the two leaves one behind.
 RUNS_MAX = 100_000
-# Without a wanted confirm the outcome is unknown and no error: `core.ends.END_UNCONFIRMED`.
-NO_CONFIRM = "no confirm is waited for"
 _NOWHERE = Context()
 
 _Attributes = dict[str, Any]
@@ -466,8 +465,8 @@ def _error_of(published: Published) -> str:
     outcome = published.outcome
     if outcome in (Outcome.CONFIRMED, Outcome.SPOOLED):
         return ""
-    if outcome is Outcome.UNKNOWN and published.reason == NO_CONFIRM:
-        return ""
+    if outcome is Outcome.UNKNOWN and published.reason == END_UNCONFIRMED.reason:
+        return ""  # its destination has no confirms
     return str(outcome.value)
 
 

@@ -24,6 +24,7 @@ import httpx
 from messagebus._io.agents.http import http_client
 from messagebus.clock import wall_ms
 from messagebus.config import BusConfig, bus_of
+from messagebus.core.ends import END_UNCONFIRMED
 from messagebus.errors import ConfigError, MessageBusError, reason_of
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
@@ -41,17 +42,15 @@ ANSWER_WITHIN_S = 5.0
 STOP_WITHIN_S = 3.0
 # The first row that is dropped is logged, and then each so many.
 LOGGED_EVERY = 10_000
-# Without a wanted confirm the outcome is unknown and no error: `core.ends.END_UNCONFIRMED`.
-NO_CONFIRM = "no confirm is waited for"
 GOOD = frozenset({Outcome.CONFIRMED, Outcome.SPOOLED})
 
 
 class Trail(Hooks):
     """The trail of one process. Any number of clients, any threads; `close` it when they have stopped.
 
-    bus: None for the settings of the environment. share: of messages that are reported though nothing failed,
-    0 to 1; those of one id are reported by everybody or nobody. client: of this process, in the rows; None:
-    its host and number.
+    bus: None for the settings of the environment. share: part of the messages without a failure that is
+    reported, 0 to 1; every process reports the same ones, by their ids. client: name of this process in the
+    rows; None: its host and number.
     Raises ConfigError without list addresses.
     """
 
@@ -79,7 +78,7 @@ class Trail(Hooks):
             self._thread.join(STOP_WITHIN_S + ANSWER_WITHIN_S)
 
     def published(self, destination: str, message: Message, published: Published) -> None:
-        is_good = published.outcome in GOOD or published.reason == NO_CONFIRM
+        is_good = published.outcome in GOOD or published.reason == END_UNCONFIRMED.reason
         if not is_good or is_sampled(message.message_id, self._share):
             what, error = f"published: {published.outcome.value}", published.reason
             self._add(message.message_id, destination, what, published.broker, error)

@@ -30,7 +30,7 @@ from messagebus.destination import Subscription, Topic
 from messagebus.message import Delivery, Message
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.telemetry import otel
-from messagebus.telemetry.otel import NO_CONFIRM, OpenTelemetry
+from messagebus.telemetry.otel import OpenTelemetry
 
 SHAPE = Targets().plain("orders")
 BILLING = Subscription(Topic("orders"), "billing")
@@ -181,12 +181,8 @@ def test_a_redundant_publish_names_both_brokers(bench: Bench) -> None:
 
 
 def test_where_no_confirm_is_wanted_none_is_missed(bench: Bench) -> None:
-    bench.publish(outcome=Outcome.UNKNOWN, reason=NO_CONFIRM)
+    bench.publish(outcome=Outcome.UNKNOWN, reason=END_UNCONFIRMED.reason)
     assert bench.one("publish orders").status.status_code is StatusCode.UNSET
-
-
-def test_the_reason_of_an_unconfirmed_publish_is_the_pending_publishes(bench: Bench) -> None:
-    assert END_UNCONFIRMED.reason == NO_CONFIRM
 
 
 def test_a_message_that_carries_a_context_keeps_it_and_is_linked_to(bench: Bench) -> None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from messagebus import BusConfig, Message, Secret
 from messagebus.__main__ import cli
+from messagebus.core.ends import END_UNCONFIRMED
 from messagebus.errors import ConfigError
 from messagebus.recording.files import EventFile, anchor_now
 from messagebus.recording.manifest import MANIFEST
@@ -29,7 +30,7 @@ from messagebus.stats import Durability, Outcome, Published
 from messagebus.testing import MemoryBus
 from messagebus.tools import archive, trail
 from messagebus.tools.archive import Archive, recover, unpacked
-from messagebus.tools.trail import NO_CONFIRM, Trail
+from messagebus.tools.trail import Trail
 from messagebus.tools.uploads import Uploads, store_of
 
 
@@ -382,7 +383,7 @@ def test_failures_are_told_always_and_successes_by_their_share(agent: Agent) -> 
         hook = Trail(agent.bus, share=share, client="shop-1")
         for outcome in (Outcome.UNKNOWN, Outcome.REFUSED, Outcome.UNROUTABLE, Outcome.CONFIRMED):
             hook.published("orders", Message(body=b"secret", message_id="id-1234"), ended(outcome))
-        unwaited = ended(Outcome.UNKNOWN, NO_CONFIRM)
+        unwaited = ended(Outcome.UNKNOWN, END_UNCONFIRMED.reason)
         hook.published("orders", Message(body=b"x", message_id="id-1234"), unwaited)
         hook.close()
         assert len(agent.rows) == hook.reported == expected
