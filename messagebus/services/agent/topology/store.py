@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from messagebus.errors import ConfigError
-from messagebus.files import sync_folder, write_whole
+from messagebus.files import replace_file, sync_folder, write_whole
 from messagebus.services.agent.topology.register import Entry, Snapshot
 from messagebus.topology import OPTION_KINDS, with_options
 
@@ -86,9 +86,7 @@ class Store:
         return report if isinstance(report, dict) else {}
 
     def save_report(self, report: Mapping[str, Any]) -> None:
-        new = self._folder / f"{REPORT_FILE}.new"
-        new.write_text(json.dumps(report))
-        new.replace(self._folder / REPORT_FILE)
+        replace_file(self._folder / REPORT_FILE, json.dumps(report))
 
 
 def entry_to_json(entry: Entry) -> dict[str, Any]:
