@@ -279,7 +279,7 @@ class App:
         """Use these clients from the next start on: a `MemoryBus` in tests; None: the real bus.
 
         With a `MemoryBus` the app uses nothing outside of the process: it starts no relay, opens no spool
-        folder, and keeps records of deduplication in memory; one INFO line lists what is left out.
+        folder, and keeps records of deduplication in memory; one INFO line lists the parts that are left out.
         relay, spool: True uses those of the application nevertheless. store: True uses its SqliteStore,
         RedisStore or SqlStore, if it was given as an object. A store of any other class is always used.
         """

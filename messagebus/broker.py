@@ -49,7 +49,8 @@ class Broker:
     def parse(cls, text: str, port: int = AMQP_PORT) -> Broker:
         """Read ``host:port``, or ``host`` with this port.
 
-        Raises ValueError, which says what is wrong; of an AMQP URL, what to write instead, without its login.
+        Raises ValueError, whose text names the fault; for a URL it has the address to write instead, without
+        the login.
         """
         if "://" in text or "@" in text:
             raise ValueError(_without_url(text))
@@ -187,7 +188,7 @@ def _without_url(text: str) -> str:
     """Return the line that refuses a URL, or an address with a login, where a broker is only named."""
     try:
         wanted = AmqpUrl.parse(text).broker.name
-    except ConfigError:  # http://, or user:password@host: what stands where is a guess
+    except ConfigError:  # http://, or user:password@host: its parts can only be guessed
         wanted = "host:port"
     return f"write {wanted}, not a URL: login, vhost and TLS have settings of their own"
 

@@ -109,7 +109,7 @@ class BusConfig(_Settings):
     list_urls: addresses of the consumer list, tried in turn. Empty: `broker` is the only broker, and the
         library declares queues itself. MESSAGEBUS_LIST_URL has them separated by commas.
     user, password: the login. user_file, password_file: files that hold them instead; read again at every
-    new connection.
+        new connection.
     vhost: virtual host of RabbitMQ.
     list_cache: file with the last valid list; a client can start from it without the balancer.
     cluster: name of the cluster; the list of another cluster is refused. "": any.

@@ -209,7 +209,7 @@ class Subscription:
     goes_with_consumer: True: its consumer deletes it at the stop. For a subscription that several consumers
     share, or that a consumer uses again, set expires_s only.
     delivery_limit: a message that returned without an answer more often than this is parked, such as one
-    that kills its consumer, together with deliveries that the consumer held as often beside it; 0: never.
+    that kills its consumer; so are the other deliveries that the consumer held as often. 0: never.
     plain: True: its consumers cannot read batches; publishers that batch to its topic fail at their start.
     ordered: for a topic with partitions: True keeps their order, with a queue for each; False: one queue on
     each broker, without order. Two subscriptions are equal if their names are.

@@ -83,7 +83,7 @@ PAGE = "docs/reference/errors.md"
 
 
 class _Notes:
-    """Notes of an error, as tracebacks print them (PEP 678); made when somebody first reads them."""
+    """Notes of an error, as tracebacks print them (PEP 678), created at the first access."""
 
     def __get__(self, error: MessageBusError | None, owner: type) -> list[str]:
         if error is None or not error.docs:
@@ -110,7 +110,7 @@ class MessageBusError(Exception):
             cls.docs = f"{PAGE}#{cls.__name__.lower()}"
 
 
-# Of the text of a server's or a driver's error, where an error of ours quotes it.
+# The largest part of a server's or a driver's text that an error of ours quotes.
 REASON_CHARS_MAX = 300
 
 
@@ -152,7 +152,7 @@ class BindingError(ConfigError):
 
 
 class NameInvalid(MessageBusError, ValueError):
-    """Raised when a topic, queue, subscription or key has an invalid name; the text says what is allowed."""
+    """Raised when a topic, queue, subscription or key has an invalid name; the text has the rule."""
 
 
 class MessageInvalid(MessageBusError, ValueError):

@@ -1,4 +1,4 @@
-"""Files written whole: those that survive a power-off, with their folders, and those that need not."""
+"""Files replaced as a whole: durably, with their folders, or without an fsync."""
 
 from __future__ import annotations
 

@@ -249,8 +249,8 @@ def _urgency(raised: Raised) -> tuple[int, bool, int, int, str, str]:
 def reason(bus: Bus, name: str, left: float | None = None) -> str:
     """Return the likely reason why a subscription or queue falls behind, the first that holds.
 
-    UNKNOWN_REASON when none does.
-    left: messages that its consumers answer a second, where that is known.
+    Returns UNKNOWN_REASON when none does. left: messages that its consumers answer a second, where that is
+    known.
     """
     rows = rows_of(bus, name)
     waiting = {broker: row for broker, row in rows.items() if row.waiting}

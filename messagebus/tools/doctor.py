@@ -83,7 +83,7 @@ SIGNS = {Mark.WELL: "✓", Mark.DOUBT: "▲", Mark.FAULT: "✗"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. what: was looked at. text: describes it. todo: what to do about it, "" where all is well."""
+    """One line. what: the thing examined. text: its state. todo: the remedy, "" if there is no fault."""
 
     mark: Mark
     what: str
@@ -483,7 +483,7 @@ async def _of_agent(bus: BusConfig, listed: ListedBroker) -> list[Finding]:
     return [_fault(what, f"gate shut: {reason}", FIRST["a-gate-stays-shut"]), *found]
 
 
-# Kind of an alarm -> its section; it ends by itself.
+# Beginning of an alarm's reason -> its section of docs/OPERATIONS.md: there is no drain to end.
 _ALARMS = (("alarm: memory", "a-broker-is-in-memory-alarm"), ("alarm: disk", "a-disk-is-full"))
 _NO_DATE = "Thu, 01 Jan 1970 00:00:00 GMT"
 

@@ -47,9 +47,9 @@ class QueueSampler:
     """Writer of ``sampled-NAME.ndjson`` on a thread of its own.
 
     folder, run_id: of the run. bus: settings with list_urls, because the agents count the messages; None for
-    those of the environment. names:
-    subscriptions and queues to count, such as ``orders/billing`` and ``queue:jobs``. every_s: seconds between
-    two counts. count: function that asks the agents, for tests. Raises NameInvalid or ConfigError.
+    those of the environment. names: subscriptions and queues to count, such as ``orders/billing`` and
+    ``queue:jobs``. every_s: seconds between two counts. count: function that asks the agents, for tests.
+    Raises NameInvalid or ConfigError.
     """
 
     def __init__(

@@ -277,8 +277,8 @@ def table(
 ) -> Iterator[str]:
     """Yield aligned lines; the first `texts` columns to the left.
 
-    width: lines are not longer: of these columns the last is shortened first, each down to TEXT_MIN, and
-    what is still too long is cut.
+    width: the largest length of a line; None: no limit. To keep it, these columns are shortened, the last one
+    first, each down to TEXT_MIN; lines that are still longer are cut.
     """
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     over = 0 if width is None else sum(widths) + len(GAP) * (len(widths) - 1) - width
