@@ -158,7 +158,7 @@ class Answers:
 
 
 class LateRuns(Protocol):
-    """What runs that take too long are reported to: a consumer's claims and lanes."""
+    """The receivers of reports on runs that take too long: a consumer's claims and lanes."""
 
     def overran(self, deliveries: list[Delivery]) -> None:
         """Keep the claims of a run that goes on: its answer follows. On the loop."""

@@ -30,7 +30,7 @@ class Exits(Hooks):
 
 
 class Case(Drawn):
-    """What is done to a publisher and a consumer, and at which turns."""
+    """Actions on a publisher and a consumer, and the turns at which they happen."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
