@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from messagebus._io.loop import Tasks
+from messagebus._io.wire import TOO_LATE
 from messagebus.clock import NS_PER_MS
 from messagebus.core.claims import Turn, key_of
 from messagebus.core.deliveries import Ledger
@@ -157,7 +158,7 @@ class StoreTurns:
         is_away = isinstance(fault, StoreAway | TimeoutError)
         # The text of an error that is not ours may hold a password.
         is_ours = is_away or isinstance(fault, ConfigError)
-        why = (str(fault) or "no answer in time") if is_ours else type(fault).__name__
+        why = (str(fault) or TOO_LATE) if is_ours else type(fault).__name__
         log.log(
             logging.WARNING if is_away else logging.ERROR,
             "store is away subscription=%s reason=%r docs=%s: %s",
