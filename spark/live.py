@@ -33,6 +33,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from messagebus.clock import wall_ms, whole_ms
 from messagebus.commands.exits import HELP, Exit
 from messagebus.commands.options import Duration
+from messagebus.files import replace_file
 from messagebus.terminal import plural
 from reports.page import Figure, Page, render_html, section_of
 from reports.text import cell, megabytes, significant
@@ -227,9 +228,7 @@ def _seconds_of(minute: int, first_ms: int, read_ms: int) -> float:
 
 def write_page(out: Path, page: Page) -> None:
     """Write live.html, whole at any time."""
-    candidate = out / ".live.html"
-    candidate.write_text(render_html(page))
-    candidate.replace(out / "live.html")
+    replace_file(out / "live.html", render_html(page))
 
 
 def start(
