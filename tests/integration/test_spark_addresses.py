@@ -24,6 +24,7 @@ from spark.pack import pack
 from tests.support.events import Faults, write_run
 from tests.support.eventually import FACTOR, eventually
 from tests.support.object_store import KEY, SECRET, ObjectStore
+from tests.support.progress import without_progress
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 1500 * FACTOR
@@ -113,7 +114,7 @@ def submitted(
     told = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("job ")]
     assert len(told) == len(jobs), f"{done.stdout[-2000:]}{done.stderr[-3000:]}"
     assert SECRET not in done.stdout + done.stderr
-    return [(code, said) for code, said in told]
+    return [(code, without_progress(said)) for code, said in told]
 
 
 def job(name: str, *arguments: str, out: str = "") -> list[str]:

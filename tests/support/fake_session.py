@@ -242,8 +242,10 @@ class Connection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Reset the connection: RST, not FIN."""
-        plug: socket.socket = self.transport.get_extra_info("socket")
-        plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        plug: socket.socket | None = self.transport.get_extra_info("socket")
+        # None under TLS once the client has hung up: `connection_lost` is on its way.
+        if plug is not None:
+            plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def mute(self) -> None:

@@ -824,7 +824,7 @@ def test_an_unexpected_error_of_the_spool_ends_publishes_and_goes_by(
 ) -> None:
     retry_soon(monkeypatch)
     bus.stop_brokers()
-    publisher = started(bus, spool(tmp_path), PublisherConfig(deadline_s=0.5))
+    publisher = started(bus, spool(tmp_path), PublisherConfig(deadline_s=2.0))
     with monkeypatch.context() as patch:
         patch.setattr(f"messagebus._io.publish.spool.writer.{where}", lambda *_: 1 // 0)
         with pytest.raises(Refused, match=r"the spool takes nothing: .*division"):
@@ -841,7 +841,7 @@ def test_an_unexpected_error_of_a_new_folder_ends_publishes_and_goes_by(
 ) -> None:
     retry_soon(monkeypatch)
     bus.stop_brokers()
-    publisher = started(bus, spool(tmp_path), PublisherConfig(deadline_s=0.5))
+    publisher = started(bus, spool(tmp_path), PublisherConfig(deadline_s=2.0))
     publisher.send_safe("orders", b"deleted")
     shutil.rmtree(tmp_path / "spool")
     with monkeypatch.context() as patch:
