@@ -35,7 +35,7 @@ from messagebus.core.ends import (
 
 
 class Destination:
-    """What waits for one destination, and how its items are packed.
+    """Waiting messages of one destination, and how they are packed.
 
     queue: where its entries wait: the backlog's while it is open, else `held`. filling: the batch that takes
     more items; it lingers, or stands at the end of its queue. order: the place of each entry that was

@@ -138,7 +138,7 @@ class RecentKeys:
 
 
 class NextTurn(Generic[D]):
-    """What the store is asked and told with the next turn."""
+    """Questions and reports for the store, collected for its next turn."""
 
     def __init__(self) -> None:
         self.wanted: dict[LocalMessage[D], None] = {}

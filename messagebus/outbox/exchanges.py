@@ -1,4 +1,4 @@
-"""What a relay of an outbox tells the table and reads from it: leases, rows, ends, counts.
+"""Exchanges of an outbox's relay with its table: leases, rows, ends, counts.
 
 `core.shards` and `core.relay` decide what is due; one task carries it out, one thing after the other, and
 holds no transaction open meanwhile. A database that does not answer is asked again, ever later.

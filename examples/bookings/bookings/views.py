@@ -15,7 +15,7 @@ __all__ = ["book", "points"]
 
 
 class BookingForm(ModelForm):
-    """What a booking needs."""
+    """Fields of a booking that a guest fills in."""
 
     class Meta:
         model = Booking

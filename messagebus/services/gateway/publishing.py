@@ -94,7 +94,7 @@ def read_wanted(headers: Iterable[tuple[str, str]], body: bytes) -> Wanted:
 
 
 class _Headers:
-    """What the headers of a request say of its message and its publish."""
+    """Message and options of a publish, as the headers of its request give them."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
