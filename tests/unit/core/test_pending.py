@@ -372,6 +372,18 @@ def test_a_batch_that_was_sent_takes_no_more() -> None:
     assert packs(made.take(0)) == [["2"]]
 
 
+def test_a_batch_that_goes_again_carries_only_what_has_no_end_yet() -> None:
+    made = packed(item("late", deadline_ms=100), item("2", size=20), item("3"))
+    assert packs(made.take(0)) == [["late", "2", "3"]]
+    assert ends(made.expire(100)) == [("late", "unknown")]
+    assert made.link_lost(1, 100) == []
+    assert (made.backlog.messages, made.backlog.bytes, made.retried) == (2, 30, 2)
+    made.in_flight.opened(2, after=())
+    (again,) = made.take(100)
+    assert packs([again]) == [["2", "3"]]
+    assert (again.message_id, again.size) == ("2", 30)
+
+
 def bundle(message_id: str, count: int, *, deadline_ms: int = FAR_MS) -> Item:
     return Item(message_id, "a", 10 * count, deadline_ms, count)
 
