@@ -224,6 +224,29 @@ def test_an_upgrade_from_3_10_to_4_0_under_load_loses_and_doubles_nothing_and_ke
     assert load.audit() == NOTHING
 
 
+# The first run of it makes a root folder of the other release.
+@pytest.mark.timeout(1_800)
+@pytest.mark.guarantee("add-and-remove")
+def test_a_broker_of_4_0_is_added_beside_those_of_3_10_and_removed_and_nothing_is_lost_or_doubled(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    before = cluster.names
+    spare = next(name for name in ("mb2", "mb4") if name not in before)
+    cluster.provision(spare, "4.0")
+    added = ops(cluster, "add", spare, "--yes")
+    assert added.returncode == 0, added.stderr
+    assert version_of(cluster, spare).startswith("4.0.")
+    assert any(version_of(cluster, name).startswith("3.10.") for name in before)
+    address = cluster.node(spare).broker
+    serves(load, address)
+    assert ops(cluster, "check").returncode == 0
+    removed = ops(cluster, "remove", spare, "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert load.audit() == NOTHING
+    assert cluster.names == before
+    assert load.consumed_from[address] >= load.confirmed_by(address)
+
+
 @pytest.mark.guarantee("key-order-across-brokers")
 def test_the_partitions_of_a_restarted_broker_move_first_with_its_agent_and_the_playbook_killed(
     cluster: LocalCluster, keyed: Keyed

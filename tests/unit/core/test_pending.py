@@ -174,12 +174,34 @@ def test_the_publish_that_is_refused_alone_ends_and_costs_the_others_nothing() -
     assert (last.message_id, last.attempts) == ("3", 2)
 
 
+def test_nothing_is_sent_while_a_suspect_is_open() -> None:
+    made = refused_once("1", "bad", "3")
+    made.backlog.accept(item("4", destination="b"))
+    made.backlog.open("b")
+    assert ids(made.take(0)) == ["1"]
+    assert made.take(0) == []
+    made.answered(2, 1, multiple=False, ok=True)
+    assert ids(made.take(0)) == ["bad"]
+    assert made.take(0) == []
+
+
 def test_a_suspect_whose_link_ends_for_another_reason_is_sent_alone_again() -> None:
     made = refused_once("1", "bad", "3")
     assert ids(made.take(0)) == ["1"]
     assert made.link_lost(2, 0, "reset") == []
     made.in_flight.opened(3, after=())
     assert ids(made.take(0)) == ["1"]
+
+
+def test_suspects_that_have_ended_hold_up_nothing() -> None:
+    made = accepted(item("1", deadline_ms=100), item("bad", deadline_ms=100))
+    made.take(0)
+    made.link_lost(1, 0, REFUSED_406, refused=True)
+    assert ends(made.expire(100)) == [("1", "unknown"), ("bad", "unknown")]
+    made.in_flight.opened(2, after=())
+    for name in ("3", "4"):
+        made.backlog.accept(item(name))
+        assert ids(made.take(100)) == [name]
 
 
 class Together(Item):
