@@ -17,11 +17,11 @@ from rich.table import Table
 
 from consumer_lists import listfile, nodes, show
 from consumer_lists import push as pushing
-from consumer_lists.errors import CODES, AlreadySo
+from consumer_lists.errors import CODES, AlreadySo, EditRefused
 from consumer_lists.nodes import Cluster, Node
 from inventory import shell
 from inventory.errors import CommandFailed
-from inventory.inventory import DEFAULT_PATH, ENV_PATH, load
+from inventory.inventory import DEFAULT_PATH, ENV_PATH, Inventory, load
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.commands.exits import Exit, Program
 from messagebus.commands.options import NumberRange, option_anywhere, option_value
@@ -142,19 +142,32 @@ def check_command(source: Source) -> int:
 @click.option(
     "--agent-port",
     type=click.IntRange(1, 65_535),
-    default=AGENT_PORT,
-    show_default=True,
-    help="Port of its agent.",
+    help=f"Port of its agent. Default that of the inventory; with --file {AGENT_PORT}.",
 )
 @_on_a_list
-def add_command(source: Source, broker: Broker, agent_port: int) -> None:
-    """Let consumers attach to one more broker.
+def add_command(source: Source, broker: Broker, agent_port: int | None) -> None:
+    """Let consumers attach to one more broker, which is in the inventory.
 
     \b
     Example:
       python -m consumer_lists add mb4.example:5672
     """
-    _edit(source, lambda text: listfile.add(text, broker, agent_port=agent_port))
+    port = agent_port or AGENT_PORT
+    if source.file is None:
+        port = _known_port(load(source.inventory), broker, agent_port)
+    _edit(source, lambda text: listfile.add(text, broker, agent_port=port))
+
+
+def _known_port(inventory: Inventory, broker: Broker, given: int | None) -> int:
+    """Return the port of a broker's agent by the inventory, and refuse another one.
+
+    Agents count those on the list for a majority: one that is nowhere holds up every registration and gate.
+    Raises ConfigError for a broker that the inventory does not have, EditRefused.
+    """
+    agent = inventory.find(str(broker)).agent
+    if given not in (None, agent.port):
+        raise EditRefused(f"the agent of {broker} is {agent} in the inventory, not at port {given}")
+    return agent.port
 
 
 @cli.command("drain")

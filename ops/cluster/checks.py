@@ -130,7 +130,9 @@ def topology_is_there(view: View, name: str) -> str:
     settled = view.agents.settled(name)
     if not settled["settled"]:
         return "its topology is not there and settled yet"
-    return "" if settled["gate"] else "its gate is shut"
+    if settled["gate"]:
+        return ""
+    return str(view.agents.health(name).get("reason", "its gate is shut"))
 
 
 @as_check

@@ -82,14 +82,14 @@ def run(*words: str) -> Result:
 
 def test_edits_and_their_generations(tmp_path: Path) -> None:
     for words, generation in (
-        (("add", "mb3:5672", "--agent-port", "99"), 8),
+        (("add", "a:5672", "--agent-port", "8081"), 8),
         (("drain", "mb1:5672"), 9),
         (("ready", "mb1:5672"), 10),
         (("remove", "mb2:5672"), 11),
     ):
         assert run(*words).output.startswith(f"generation {generation}, ")
     assert (tmp_path / "prod.txt").read_text() == (
-        "# cluster: prod\n# generation: 11\nmb1:5672\nmb3:5672 agent=99\n"
+        "# cluster: prod\n# generation: 11\nmb1:5672\na:5672\n"
     )
 
 
@@ -113,8 +113,35 @@ def test_a_bad_line_is_told_by_number_and_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_a_refused_edit_is_one_line_with_exit_code_1() -> None:
-    refused = run("add", "mb1:5672")
-    assert (refused.exit_code, refused.stderr) == (1, "consumer_lists: mb1:5672 is on the list\n")
+    run("add", "a:5672")
+    refused = run("add", "a:5672")
+    assert (refused.exit_code, refused.stderr) == (1, "consumer_lists: a:5672 is on the list\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("add", "b:5672"), "no broker 'b:5672'"),
+        (("add", "a:5673"), "no broker 'a:5673'"),
+        (("add", "a:5672", "--agent-port", "99"), "the agent of a:5672 is a:8081 in the inventory"),
+    ],
+)
+def test_what_the_inventory_does_not_have_comes_on_no_list(
+    tmp_path: Path, words: tuple[str, ...], why: str
+) -> None:
+    refused = run(*words)
+    assert refused.exit_code in (1, 2)
+    assert refused.stderr.startswith("consumer_lists: ")
+    assert why in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert (tmp_path / "prod.txt").read_text() == TEXT
+
+
+def test_the_port_of_an_agent_is_that_of_the_inventory(tmp_path: Path) -> None:
+    text = INVENTORY.replace("a:8081", "a:9081")
+    (tmp_path / "inventory.toml").write_text(text)
+    assert run("add", "a:5672").exit_code == 0
+    assert "a:5672 agent=9081\n" in (tmp_path / "prod.txt").read_text()
 
 
 @pytest.mark.parametrize("words", [("add", "mb1:0"), ("add", "-"), ("drop", "mb1"), ("add",)])

@@ -288,6 +288,18 @@ def test_a_broker_that_answers_is_not_dead() -> None:
         checks.is_dead(cast(View, Half()), "mb2")()
 
 
+def test_a_wait_for_a_gate_says_what_the_agent_waits_for() -> None:
+    class Shut(OneForAll):
+        def settled(self, _name: str) -> dict[str, bool]:
+            return {"settled": True, "gate": False}
+
+        def health(self, _name: str) -> dict[str, str]:
+            return {"verdict": "down", "reason": "gate is shut: no majority of agents read"}
+
+    missing = checks.topology_is_there(cast(View, Shut()), "mb2")()
+    assert missing == "gate is shut: no majority of agents read"
+
+
 def test_nobody_on_the_list_proves_nothing_while_somebody_consumes() -> None:
     there = Connections({})
     check = there.left_by("clients", 0.5)
