@@ -26,6 +26,7 @@ from docs.site import MODULES, as_rst
 from messagebus import BusConfig, ConsumerConfig, PublisherConfig, errors
 from messagebus.commands.exits import CODES
 from messagebus.observing.rules import RULES
+from messagebus.services.gateway import problems
 from ops.local.certificates import issue_missing
 from tests.support.documents import blocks_of
 
@@ -387,6 +388,13 @@ def test_every_public_error_leads_to_its_own_section_and_every_section_has_its_e
         f"docs/reference/errors.md#{name.lower()}" for name in headings if name in led_to
     )
     assert {*headings} == {*public_errors()}
+
+
+def test_the_page_that_a_problem_of_the_gateway_names_is_there() -> None:
+    assert not is_broken(ROOT / "README.md", problems.DOCS)
+    assert not any(
+        is_broken(ROOT / "README.md", docs) for docs in problems.DOCS_OF_OUTCOMES.values()
+    )
 
 
 def test_every_public_error_has_its_row_its_exit_code_and_its_section() -> None:

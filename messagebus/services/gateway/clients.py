@@ -29,7 +29,7 @@ from messagebus._io.amqp.control import Right, rights_of
 from messagebus.admin import count_subscriptions
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.services.gateway.people import Principal
-from messagebus.services.gateway.problems import Problem
+from messagebus.services.gateway.problems import Problem, problem_of_fault
 
 log = logging.getLogger("messagebus.gateway")
 
@@ -200,7 +200,8 @@ class Publishers:
         self._on_refused(principal)
         if used is not None:
             await used.publisher.stop(STOP_S)
-        raise Problem(401, "the bus refuses this login", outcome="not sent")
+        detail = "the bus refuses this login"
+        raise Problem(401, detail, outcome="not sent", docs=LoginRefused.docs)
 
     @contextmanager
     def _waits(self, source: str, *, is_known: bool) -> Iterator[asyncio.Semaphore]:
@@ -229,11 +230,15 @@ class Publishers:
         publisher = self._bus.publisher(principal.login)
         try:
             await publisher.start(require="one", timeout_s=LOGIN_TIMEOUT_S)
-        except LoginRefused:
-            raise Problem(401, "the bus refuses this login", outcome="not sent") from None
+        except LoginRefused as fault:
+            raise problem_of_fault(fault) from None
         except NotReady as fault:
             raise Problem(
-                503, str(fault), outcome="not sent", retry=True, retry_after_s=1
+                *(503, str(fault)),
+                outcome="not sent",
+                retry=True,
+                retry_after_s=1,
+                docs=fault.docs,
             ) from None
         used = self._others[principal.name] = _Used(publisher, free_ms=monotonic_ms())
         return used

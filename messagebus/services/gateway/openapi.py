@@ -226,6 +226,7 @@ def _problem_schema() -> Json:
     return _object(
         {
             **dict.fromkeys(("type", "title", "detail", "message_id"), TEXT),
+            "docs": TEXT | {"description": "Page and heading with cause and remedy."},
             "status": _whole(400, 599),
             "outcome": {"enum": OUTCOMES},
             "retry": {"type": "boolean"},
@@ -235,6 +236,7 @@ def _problem_schema() -> Json:
         "title",
         "status",
         "detail",
+        "docs",
         "retry",
     )
 

@@ -10,17 +10,33 @@ from typing import Any
 
 from starlette.responses import Response
 
-from messagebus import ConfigError, LoginRefused, MessageBusError, NameInvalid, TopologyMismatch
+from messagebus import (
+    ConfigError,
+    LoginRefused,
+    MessageBusError,
+    NameInvalid,
+    Refused,
+    TopologyMismatch,
+    Unknown,
+    Unroutable,
+)
 from messagebus.errors import ChannelRefused
 from messagebus.numbers import read_number
 
 MEDIA = "application/problem+json"
+DOCS = "docs/guides/gateway.md#answers"
+DOCS_OF_OUTCOMES = {
+    "unknown": Unknown.docs,
+    "refused": Refused.docs,
+    "unroutable": Unroutable.docs,
+}
 
 
 class Problem(Exception):
     """Raised when a request ends with an error.
 
     outcome: of its message: "not sent", or that of the publish. retry: the same request may be sent again.
+    docs: page and heading about it; by default that of the outcome, else the table of all answers.
     more: further members of the answer.
     """
 
@@ -34,6 +50,7 @@ class Problem(Exception):
         message_id: str = "",
         retry_after_s: float | None = None,
         headers: Mapping[str, str] | None = None,
+        docs: str = "",
         **more: Any,
     ) -> None:
         super().__init__(detail)
@@ -43,6 +60,7 @@ class Problem(Exception):
             "title": HTTPStatus(status).phrase,
             "status": status,
             "detail": detail,
+            "docs": docs or DOCS_OF_OUTCOMES.get(outcome, DOCS),
             "retry": retry,
         }
         if outcome:
@@ -62,14 +80,15 @@ def problem_of_fault(fault: MessageBusError) -> Problem:
     """Return the problem of a request that a fault of the bus, or of the request, has ended."""
     match fault:
         case LoginRefused():
-            return Problem(401, "the bus refuses this login", outcome="not sent")
+            detail = "the bus refuses this login"
+            return Problem(401, detail, outcome="not sent", docs=fault.docs)
         case ChannelRefused(code=HTTPStatus.FORBIDDEN):  # AMQP's number is the same
-            return Problem(403, fault.reason, outcome="not sent")
+            return Problem(403, fault.reason, outcome="not sent", docs=fault.docs)
         case NameInvalid() | ConfigError():
-            return Problem(400, str(fault), outcome="not sent")
+            return Problem(400, str(fault), outcome="not sent", docs=fault.docs)
         case TopologyMismatch():
-            return Problem(409, str(fault))
-    return Problem(503, str(fault), retry=True, retry_after_s=1)
+            return Problem(409, str(fault), docs=fault.docs)
+    return Problem(503, str(fault), retry=True, retry_after_s=1, docs=fault.docs)
 
 
 def json_response(

@@ -89,7 +89,7 @@ def read_wanted(headers: Iterable[tuple[str, str]], body: bytes) -> Wanted:
     try:
         message = said.message(body)
     except MessageInvalid as fault:
-        raise _bad(str(fault)) from None
+        raise _bad(str(fault), fault.docs) from None
     return Wanted(message, said.options, said.timeout_s, said.waits)
 
 
@@ -191,8 +191,8 @@ def _json(body: bytes) -> Any:
         raise MessageInvalid(str(fault)) from None
 
 
-def _bad(detail: str) -> Problem:
-    return Problem(400, detail, outcome="not sent")
+def _bad(detail: str, docs: str = "") -> Problem:
+    return Problem(400, detail, outcome="not sent", docs=docs)
 
 
 async def submit(
@@ -208,15 +208,15 @@ async def submit(
                 destination, wanted.message, timeout_s=wanted.timeout_s, **wanted.options
             )
     except (MessageInvalid, NameInvalid, ConfigError) as fault:
-        raise _bad(str(fault)) from None
+        raise _bad(str(fault), fault.docs) from None
     except (BacklogFull, TimeoutError):
-        raise _later("there is no room: brokers are away, or slow") from None
+        raise _later("there is no room: brokers are away, or slow", BacklogFull.docs) from None
     except Stopped:
         raise _later("this gateway ends") from None
 
 
-def _later(detail: str) -> Problem:
-    return Problem(503, detail, outcome="not sent", retry=True, retry_after_s=1)
+def _later(detail: str, docs: str = "") -> Problem:
+    return Problem(503, detail, outcome="not sent", retry=True, retry_after_s=1, docs=docs)
 
 
 def end_as_json(end: Published) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from messagebus import (
     Topic,
 )
 from messagebus.clock import monotonic_ms
+from messagebus.errors import docs_of
 from messagebus.http.allowance import Places
 from messagebus.http.connections import NAMES, ROOM, source_of
 from messagebus.http.guard import Guard, Sender, has_bearer, has_own_header, host_names
@@ -634,7 +635,7 @@ class _Web:
             payload, options = read_entry(frame)
             message = Message(body=payload) if isinstance(payload, bytes) else payload
         except (MessageInvalid, NameInvalid, TypeError) as fault:
-            raise Problem(400, str(fault), outcome="not sent") from None
+            raise Problem(400, str(fault), outcome="not sent", docs=docs_of(fault)) from None
         principal.check("publish", str(destination))
         principal.charge(1, monotonic_ms())
         async with self._parts.publishers.of(principal) as publisher:

@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messagebus import ConfigError, MessageInvalid, PublisherConfig
+from messagebus import ConfigError, MessageInvalid, NameInvalid, PublisherConfig
 from messagebus.core.headers import OF_BROKERS
 from messagebus.http.allowance import Places
 from messagebus.message import BODY_BYTES_MAX
 from messagebus.services.gateway import publishing
 from messagebus.services.gateway.config import GatewayConfig, Limits
 from messagebus.services.gateway.people import LOOK_EVERY_MS, People, Principal, read_tokens
-from messagebus.services.gateway.problems import Problem
+from messagebus.services.gateway.problems import DOCS, Problem
 from messagebus.services.gateway.publishing import LARGE_BYTES
 from messagebus.services.gateway.reading import read_lines
 from messagebus.testing import MemoryBus
@@ -110,6 +110,7 @@ async def test_every_end_has_its_status_and_words() -> None:
         assert answer.headers["content-type"] == "application/problem+json"
         told = answer.json()
         assert (told["status"], told["outcome"], told["retry"]) == (status, outcome, retry)
+        assert told["docs"] == f"docs/reference/errors.md#{outcome}"
         assert told["message_id"]
     assert refused.headers["retry-after"] == "1"
     assert unknown.json()["message_id"] == "k3"
@@ -238,6 +239,7 @@ async def test_names_that_may_not_be_and_ways_that_are_not_there_are_problems() 
         ):
             answer = await served.http.request(method, path)
             assert answer.status_code == status
+            assert answer.json()["docs"] == (NameInvalid.docs if status == 400 else DOCS)
             assert answer.headers["content-type"] == "application/problem+json"
 
 
