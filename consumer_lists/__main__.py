@@ -6,7 +6,8 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -22,11 +23,12 @@ from consumer_lists.nodes import Cluster, Node
 from inventory import shell
 from inventory.errors import CommandFailed
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Inventory, load
+from inventory.inventory import Node as InventoryNode
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.commands.exits import Exit, Program
 from messagebus.commands.options import NumberRange, option_anywhere, option_value
-from messagebus.errors import ListInvalid
-from messagebus.terminal import plural, say
+from messagebus.errors import ConfigError, ListInvalid
+from messagebus.terminal import did_you_mean, plural, say
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,19 +47,40 @@ class Source:
     def list_file(self) -> Path:
         return self.file or self.cluster().list_file
 
+    def known(self) -> Mapping[str, InventoryNode]:
+        """Return the brokers of the inventory by name; {} without one: a file needs no inventory."""
+        with suppress(ConfigError):
+            return {node.name: node for node in load(self.inventory).brokers}
+        return {}
 
-class BrokerType(click.ParamType[Broker]):
-    """An argument ``HOST:PORT``."""
+    def find(self, given: str) -> Broker:
+        """Return the broker of this name of the inventory, or of this ``HOST:PORT``."""
+        node = self.known().get(given)
+        return Broker.parse(str(node.address) if node else given)
 
-    name = "HOST:PORT"
+    def hint(self, given: str) -> str:
+        """Return which broker may have been meant, "; did you mean 'mb3'?", or "" for one that is known."""
+        known = self.known()
+        words = (*known, *(str(node.address) for node in known.values()))
+        return "" if given in words else did_you_mean(given, words)
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Broker:
+    def called(self, broker: Broker) -> str:
+        """Return a broker's name and address in words; the address alone where it has no name."""
+        names = [name for name, node in self.known().items() if str(node.address) == broker.name]
+        return f"{names[0]} ({broker})" if names else str(broker)
+
+
+class BrokerType(click.ParamType[str]):
+    """An argument: a broker's name in the inventory, or ``HOST:PORT``."""
+
+    name = "NAME|HOST:PORT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            return value if isinstance(value, Broker) else Broker.parse(value)
+            Broker.parse(value)
         except ValueError as fault:
             self.fail(str(fault), param, ctx)
+        return str(value)
 
 
 def _on_a_list(command: Callable[Concatenate[Source, P], R]) -> Callable[P, R]:
@@ -145,26 +168,29 @@ def check_command(source: Source) -> int:
     help=f"Port of its agent. Default that of the inventory; with --file {AGENT_PORT}.",
 )
 @_on_a_list
-def add_command(source: Source, broker: Broker, agent_port: int | None) -> None:
+def add_command(source: Source, broker: str, agent_port: int | None) -> None:
     """Let consumers attach to one more broker, which is in the inventory.
 
     \b
     Example:
+      python -m consumer_lists add mb4
       python -m consumer_lists add mb4.example:5672
     """
     port = agent_port or AGENT_PORT
     if source.file is None:
         port = _known_port(load(source.inventory), broker, agent_port)
-    _edit(source, lambda text: listfile.add(text, broker, agent_port=port))
+    _edit(source, broker, functools.partial(listfile.add, agent_port=port))
 
 
-def _known_port(inventory: Inventory, broker: Broker, given: int | None) -> int:
+def _known_port(inventory: Inventory, broker: str, given: int | None) -> int:
     """Return the port of a broker's agent by the inventory, and refuse another one.
 
     Agents count those on the list for a majority: one that is nowhere holds up every registration and gate.
     Raises ConfigError for a broker that the inventory does not have, EditRefused.
     """
-    agent = inventory.find(str(broker)).agent
+    address = str(Broker.parse(broker))
+    is_address = any(str(node.address) == address for node in inventory.brokers)
+    agent = inventory.find(address if is_address else broker).agent
     if given not in (None, agent.port):
         raise EditRefused(f"the agent of {broker} is {agent} in the inventory, not at port {given}")
     return agent.port
@@ -174,42 +200,45 @@ def _known_port(inventory: Inventory, broker: Broker, given: int | None) -> int:
 @click.argument("broker", type=BrokerType())
 @_if_needed
 @_on_a_list
-def drain_command(source: Source, broker: Broker, if_needed: bool) -> None:
+def drain_command(source: Source, broker: str, if_needed: bool) -> None:
     """Mark a broker as leaving: publishers move away, consumers stay.
 
     \b
     Example:
+      python -m consumer_lists drain mb2
       python -m consumer_lists drain mb2.example:5672
     """
-    _edit(source, lambda text: listfile.drain(text, broker), if_needed=if_needed)
+    _edit(source, broker, listfile.drain, if_needed=if_needed)
 
 
 @cli.command("ready")
 @click.argument("broker", type=BrokerType())
 @_if_needed
 @_on_a_list
-def ready_command(source: Source, broker: Broker, if_needed: bool) -> None:
+def ready_command(source: Source, broker: str, if_needed: bool) -> None:
     """Undo drain.
 
     \b
     Example:
+      python -m consumer_lists ready mb2
       python -m consumer_lists ready mb2.example:5672
     """
-    _edit(source, lambda text: listfile.ready(text, broker), if_needed=if_needed)
+    _edit(source, broker, listfile.ready, if_needed=if_needed)
 
 
 @cli.command("remove")
 @click.argument("broker", type=BrokerType())
 @_if_needed
 @_on_a_list
-def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
+def remove_command(source: Source, broker: str, if_needed: bool) -> None:
     """Disconnect consumers from a broker; the last one stays.
 
     \b
     Example:
+      python -m consumer_lists remove mb2
       python -m consumer_lists remove mb2.example:5672
     """
-    _edit(source, lambda text: listfile.remove(text, broker), if_needed=if_needed)
+    _edit(source, broker, listfile.remove, if_needed=if_needed)
 
 
 @cli.command("push")
@@ -299,17 +328,22 @@ def diff_command(source: Source) -> int:
     return Exit.DONE
 
 
-def _edit(source: Source, change: listfile.Edit, *, if_needed: bool = False) -> None:
-    path = source.list_file()
+def _edit(
+    source: Source, given: str, edit: Callable[[str, Broker], str], *, if_needed: bool = False
+) -> None:
+    """Edit the list. given: the broker, by its name or address."""
+    path, broker = source.list_file(), source.find(given)
     try:
-        listed = listfile.change(path, change)
-    except AlreadySo as fault:
-        if not if_needed:
-            raise
-        say(f"nothing to do: {fault}")
-        return
+        listed = listfile.change(path, lambda text: edit(text, broker))
+    except EditRefused as fault:
+        if if_needed and isinstance(fault, AlreadySo):
+            say(f"nothing to do: {fault}")
+            return
+        is_known = BrokerList.parse(listfile.read(path)).find(broker.name) is not None
+        raise EditRefused(f"{fault}{'' if is_known else source.hint(given)}") from None
     brokers = plural(len(listed.listed), "broker")
-    say(f"generation {listed.generation}, {brokers}; not pushed yet")
+    changed = source.called(broker)
+    say(f"generation {listed.generation}, {brokers}; changed {changed}, not pushed yet")
     _say_what_to_commit(path, listed.cluster, listed.generation)
 
 

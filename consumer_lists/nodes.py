@@ -30,14 +30,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node. agent: HTTP address ``host:port``. list_file: path from which its agent reads the list.
+    """One node. address: of its broker, ``host:port``. agent: HTTP address ``host:port``.
 
+    list_file: path from which its agent reads the list.
     hosts: hosts that hold the file, as SSH addresses ``[user@]host[:port]``: both of a mirror, since either
         may run the broker; none for this machine. sudo: hosts whose SSH user is not root.
     tls: certificates for requests to the agent; None for plain HTTP.
     """
 
     name: str
+    address: str
     agent: str
     list_file: Path
     hosts: tuple[str, ...] = ()
@@ -63,6 +65,7 @@ class Cluster:
         nodes = (
             Node(
                 name=node.name,
+                address=str(node.address),
                 agent=str(node.agent),
                 list_file=node.node_list_file,
                 hosts=inventory.ssh_hosts(node),
@@ -76,9 +79,13 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """The list that one node serves, or the reason why there is none. is_down: nobody listens there."""
+    """The list that one node serves, or the reason why there is none.
+
+    address: of its broker, ``host:port``. is_down: nobody listens there.
+    """
 
     node: str
+    address: str = ""
     served: BrokerList | None = None
     fault: str = ""
     is_down: bool = False
@@ -146,12 +153,17 @@ def ask_all(nodes: Sequence[Node], ask: Callable[[Node], T]) -> list[T]:
 def _served(node: Node) -> Served:
     try:
         answer = _get(node, "/consumer-list")
-        return Served(node=node.name, served=BrokerList.parse(answer.text))
+        return Served(node=node.name, address=node.address, served=BrokerList.parse(answer.text))
     except (httpx.HTTPError, httpx.InvalidURL) as fault:
         is_down = isinstance(fault, httpx.ConnectError)
-        return Served(node=node.name, fault=reason_of(fault, REASON_CHARS_MAX), is_down=is_down)
+        return Served(
+            node=node.name,
+            address=node.address,
+            fault=reason_of(fault, REASON_CHARS_MAX),
+            is_down=is_down,
+        )
     except ListInvalid as fault:
-        return Served(node=node.name, fault=f"no list: {fault}")
+        return Served(node=node.name, address=node.address, fault=f"no list: {fault}")
 
 
 def _clients(node: Node) -> tuple[list[Client], dict[tuple[str, str], float], str]:

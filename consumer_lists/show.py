@@ -95,11 +95,14 @@ def behind(ours: BrokerList, clients: Iterable[Client]) -> list[str]:
 
 
 def node_table(ours: BrokerList, serving: Sequence[Served]) -> Table:
-    table = Table("node", _right("generation"), _right("brokers"), "state", box=SIMPLE_HEAD)
+    table = Table(
+        "node", "broker", _right("generation"), _right("brokers"), "state", box=SIMPLE_HEAD
+    )
     for node in serving:
         found = differences(ours, node)
         table.add_row(
             Text(printable(node.node)),
+            Text(printable(node.address)),
             str(node.generation) if node.served else "-",
             str(len(node.served.listed)) if node.served else "-",
             Text(printable("; ".join(found)), style="red")

@@ -209,7 +209,9 @@ def status_command(as_json: bool) -> int:
         for line in view.headlines(shown):
             console.print(line)
         if any(each.servers for each in shown):
-            console.print(view.server_table(shown))
+            console.print(view.server_table(shown, console.width))
+        for line in view.not_up(shown):
+            console.print(line, soft_wrap=True)
     answered = [each.process is not None for each in shown]
     if all(answered):
         return Exit.DONE

@@ -20,6 +20,15 @@ from lb.runtime import Process, ServerState
 from messagebus.errors import ConfigError
 from messagebus.terminal import plural, printable
 
+# A narrower terminal would cut addresses: there the table has no columns that are always alike, and the gate
+# checks of brokers that are not up stand in `not_up` alone.
+WIDE = 120
+TITLES = (
+    *("broker", "address", "balancer", "state", "sessions"),
+    *("queue", "weight", "gate check", "agent", "since"),
+)
+NUMBERS = ("sessions", "queue", "weight")
+ONLY_WIDE = ("queue", "weight", "gate check")
 STYLES = {"up": "green", "drain": "yellow", "maint": "magenta", "down": "bold red"}
 
 
@@ -82,31 +91,55 @@ def headlines(shown: Sequence[Shown]) -> Iterator[Text]:
         )
 
 
-def server_table(shown: Sequence[Shown]) -> Table:
-    """Make a table with a row for each broker and balancer; the rows of one broker stand together."""
-    several = len(shown) > 1
-    columns = ["broker", "address", *(["balancer"] if several else []), "state"]
-    numbers = (Column(title, justify="right") for title in ("sessions", "queue", "weight"))
-    table = Table(*columns, *numbers, "gate check", "agent", "since", box=SIMPLE_HEAD)
+def server_table(shown: Sequence[Shown], width: int = WIDE) -> Table:
+    """Make a table with a row for each broker and balancer; the rows of one broker stand together.
+
+    width: of the terminal; one below WIDE leaves columns out.
+    """
+    several, is_wide = len(shown) > 1, width >= WIDE
+    left_out = {*(() if several else ("balancer",)), *(() if is_wide else ONLY_WIDE)}
+    titles = [title for title in TITLES if title not in left_out]
+    table = Table(
+        *(Column(title, justify="right" if title in NUMBERS else "left") for title in titles),
+        box=SIMPLE_HEAD,
+    )
+    table.pad_edge = table.show_edge = is_wide
+    for column in table.columns:
+        column.no_wrap = not is_wide
     names = list(dict.fromkeys(server.name for each in shown for server in each.servers))
     for name in names:
         found = [(each.name, one) for each in shown for one in each.servers if one.name == name]
         for number, (balancer, server) in enumerate(found):
-            first = number == 0
+            row = {
+                "broker": Text(printable(server.name if number == 0 else "")),
+                "address": Text(printable(server.address if number == 0 else "")),
+                "balancer": Text(printable(balancer)),
+                "state": _state(server),
+                "sessions": Text(f"{server.sessions}"),
+                "queue": Text(f"{server.queue}"),
+                "weight": Text(f"{server.weight}"),
+                "gate check": Text(printable(server.check)),
+                "agent": Text(printable(server.agent)),
+                "since": Text(in_words(server.changed_s)),
+            }
             table.add_row(
-                Text(printable(server.name if first else "")),
-                Text(printable(server.address if first else "")),
-                *([Text(printable(balancer))] if several else []),
-                _state(server),
-                str(server.sessions),
-                str(server.queue),
-                str(server.weight),
-                Text(printable(server.check)),
-                Text(printable(server.agent)),
-                in_words(server.changed_s),
+                *(row[title] for title in titles),
                 end_section=several and number == len(found) - 1,
             )
     return table
+
+
+def not_up(shown: Sequence[Shown]) -> Iterator[Text]:
+    """Yield a sentence for each broker that a balancer sends no publishers to: since when, and why."""
+    several = len(shown) > 1
+    for each in shown:
+        for server in each.servers:
+            if server.verdict == "up":
+                continue
+            where = f" at {each.name}" if several else ""
+            since = f"for {in_words(server.changed_s)}"
+            why = f"gate check: {server.check or 'none yet'}; agent: {server.agent or 'no answer yet'}"
+            yield Text(printable(f"{server.name}{where}: {_words(server)} {since}; {why}"))
 
 
 def in_words(seconds: int) -> str:
@@ -122,6 +155,9 @@ def in_words(seconds: int) -> str:
 
 
 def _state(server: ServerState) -> Text:
-    hidden = server.drained and server.verdict != "drain"
-    text = f"{server.verdict}, drained" if hidden else server.verdict
-    return Text(text, style=STYLES[server.verdict])
+    return Text(_words(server), style=STYLES[server.verdict])
+
+
+def _words(server: ServerState) -> str:
+    is_hidden = server.drained and server.verdict != "drain"
+    return f"{server.verdict}, drained" if is_hidden else server.verdict

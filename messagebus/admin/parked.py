@@ -70,7 +70,7 @@ class ParkedFilter:
 
     older_than_s, newer_than_s: seconds since the message was parked. A message without that time matches
         neither.
-    reason: a part of the reason, in any case. key: the whole key.
+    reason: a part of the reason or of the exception, in any case. key: the whole key.
     match: a regular expression, searched in id, key, reason, exception, headers and body.
     brokers: ``host:port`` of the brokers to look at; empty: all.
     message_id: the beginning of the id; the fastest filter.
@@ -120,7 +120,8 @@ class ParkedCount:
     """Count of one parking queue on one broker. name: of its subscription or queue. broker: ``host:port``.
 
     count: messages that match the filter. oldest_ms: time at which the first of them was parked, in ms since
-    1970; None if unknown. reasons: reason -> number of messages, the most frequent first.
+    1970; None if unknown. reasons: reason with the type of the handler's exception, such as
+    ``5 of 5 attempts failed (ValueError)`` -> number of messages, the most frequent first.
     unseen: messages that were not read: beyond the first 65,535, or held by another reader.
     """
 
@@ -418,7 +419,7 @@ class _Tally:
             return True
         facts: Facts = taken.facts
         if self._choice.takes(facts, taken.body):
-            reason = facts.reason[:REASON_CHARS_MAX]
+            reason = facts.cause[:REASON_CHARS_MAX]
             is_known = reason in self._reasons or len(self._reasons) < REASONS_MAX
             self._reasons[reason if is_known else OTHER_REASONS] += 1
             if facts.parked_ms is not None:

@@ -94,6 +94,12 @@ class Facts:
     headers: Mapping[str, Any] = field(default_factory=dict)
     """The application's own headers."""
 
+    @property
+    def cause(self) -> str:
+        """The reason with the type of the exception, by which parked messages are counted."""
+        kind = self.exception.partition(":")[0].strip()
+        return self.reason if not kind or kind in self.reason else f"{self.reason} ({kind})"
+
 
 def read_facts(
     headers: Mapping[str, Any],
@@ -200,7 +206,8 @@ def _epoch_ms(value: object) -> int | None:
 class Choice:
     """A choice of parked messages; a field of None takes all.
 
-    since_ms, until_ms: range of the time of parking, ms since 1970. reason: part of the reason, in any case.
+    since_ms, until_ms: range of the time of parking, ms since 1970. reason: part of the reason or of the
+    exception, in any case.
     message_id: the beginning of its id. key: equal to the message's.
     pattern: found in id, key, reason, exception, headers or body.
     """
@@ -223,7 +230,7 @@ class Choice:
     def takes(self, facts: Facts, body: bytes) -> bool:
         if not self._takes_time(facts.parked_ms):
             return False
-        if self.reason is not None and self.reason.casefold() not in facts.reason.casefold():
+        if self.reason is not None and not _has(self.reason, facts.reason, facts.exception):
             return False
         if self.key is not None and self.key != facts.key:
             return False
@@ -239,6 +246,10 @@ class Choice:
         if parked_ms is None or (self.since_ms is not None and parked_ms < self.since_ms):
             return False
         return self.until_ms is None or parked_ms <= self.until_ms
+
+
+def _has(part: str, *texts: str) -> bool:
+    return any(part.casefold() in text.casefold() for text in texts)
 
 
 def _texts(facts: Facts, body: bytes) -> Iterator[str]:

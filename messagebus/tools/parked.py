@@ -49,7 +49,7 @@ def _filters(command: Callable[..., int]) -> Callable[..., int]:
     options = (
         click.option("--older-than", "older_than_s", type=Duration(), help="Parked longer ago."),
         click.option("--newer-than", "newer_than_s", type=Duration(), help="Parked since then."),
-        click.option("--reason", help="A part of their reason, whatever the case."),
+        click.option("--reason", help="A part of their reason or exception, whatever the case."),
         click.option("--key", help="Their key, whole."),
         click.option("--id", "message_id", help="Their id, or its beginning."),
         click.option(
@@ -95,7 +95,8 @@ def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> i
     NAMES: TOPIC/SUBSCRIPTION, queue:NAME, or undelivered for delayed messages that found no queue.
 
     One line for each parking queue that has some: how many, how long ago the oldest was parked ("?": it
-    does not say), and the most frequent reasons. Exit code 3 when a broker does not answer.
+    does not say), and the most frequent reasons, with the type of the exception. Exit code 3 when a broker
+    does not answer.
 
     \b
     Example:

@@ -52,7 +52,8 @@ def list_subscriptions(as_json: bool) -> int:
     """Print the message counts of subscriptions and queues, by broker.
 
     READY messages wait, UNACKED are delivered and not answered, OLDEST is the age of the oldest (both may
-    be some seconds old; "?": the broker does not say). Exit code 3 when a broker does not answer.
+    be some seconds old; "?": the broker does not say). `python -m consumer_lists show` names the processes
+    that read each subscription. Exit code 3 when a broker does not answer.
 
     \b
     Example:

@@ -136,6 +136,8 @@ def top(
                         lines = lines[: shutil.get_terminal_size().lines - 1]
                     for line in lines:
                         say(line)
+                if once and not as_json:
+                    say(NO_RATES, err=True)
                 if once:
                     return Exit.PARTLY if uncounted(bus) else Exit.DONE
                 await asyncio.sleep(every_s)
@@ -143,6 +145,11 @@ def top(
             await asker.close()
 
     return asyncio.run(show())
+
+
+NO_RATES = (
+    "IN/s and OUT/s are ? here, since a rate needs two looks: `messagebus top` without --once"
+)
 
 
 def _look(bus: Bus, pasts: list[Bus], attention: Attention) -> Look:

@@ -340,11 +340,22 @@ def is_dead(view: View, name: str) -> str:
     for what, ask in (("broker", view.brokers.queues), ("agent", view.agents.health)):
         with suppress(NoAnswer):
             ask(name)
+            stop = _how_to_stop(view, name)
             raise Blocked(
-                f"the {what} of {name} answers: a broker that runs is upgraded or removed; where only its"
-                " disk is lost, stop its agent and type this again"
+                f"the {what} of {name} answers, and nothing here stops it, --lose-messages neither: `ops"
+                f" remove {name}` takes a running broker out with no message lost; if its disk is lost, stop"
+                f" broker and agent ({stop}), then type this again"
             )
     return ""
+
+
+def _how_to_stop(view: View, name: str) -> str:
+    """Return the commands that stop a broker and its agent on their host."""
+    if view.inventory.supervisor == "local":
+        stop = "python -m ops local stop"
+        return f"`{stop} {name}`, `{stop} {name}-agent`"
+    host = view.inventory.ssh_of(view.node(name))
+    return f"`ssh {host} systemctl stop rabbitmq-server messagebus-agent`"
 
 
 @as_check
@@ -352,6 +363,18 @@ def its_agent_answers(view: View, name: str) -> str:
     """Check that a broker's agent answers, as every agent must to get another list. Raises Blocked."""
     try:
         view.agents.health(name)
+    except NoAnswer as fault:
+        raise Blocked(
+            f"{fault}: start it first; if its host does not come back, `ops replace {name}`"
+        ) from None
+    return ""
+
+
+@as_check
+def it_answers(view: View, name: str) -> str:
+    """Check that a broker answers, as one must that is emptied or restarted. Raises Blocked."""
+    try:
+        view.brokers.overview(name)
     except NoAnswer as fault:
         raise Blocked(
             f"{fault}: start it first; if its host does not come back, `ops replace {name}`"

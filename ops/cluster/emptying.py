@@ -25,7 +25,7 @@ from ops.cluster.checks import Steady, some
 from ops.cluster.management import DEFAULT_VHOST, Queue
 from ops.cluster.view import View
 from ops.commands.doors import STREAMS
-from ops.run.plan import Blocked
+from ops.run.plan import Blocked, as_check
 
 DELAYS_S = {Delay(ms).amqp_queue: ms / 1000 for ms in DELAY_STEPS_MS}
 """Queue whose messages leave by themselves -> seconds after which they do."""
@@ -163,11 +163,7 @@ class Emptying:
                 " consume or delete them, then run this again"
             )
         if left.unread and not self._moves:
-            parked = any(queue.name.startswith("mb.park/") for queue in left.unread)
-            how = "consume or purge them" + (" (messagebus parked)" if parked else "")
-            raise Blocked(
-                f"no consumer for {_named(left.unread)}: {how}, or run this again with --move-remaining"
-            )
+            raise Blocked(_unread(left.unread))
         return True
 
     def _is_still(self, left: Left) -> bool:
@@ -227,6 +223,20 @@ class Emptying:
         if rate <= 0:
             return f"{plural(left, 'message')} left"
         return f"{plural(left, 'message')}{pace(rate, left / rate)}"
+
+
+@as_check
+def all_read(view: View, name: str) -> str:
+    """Check, by counts that lag, that a broker's messages have consumers, or leave by themselves."""
+    queues = [q for q in view.brokers.all_queues(name) if not q.name.startswith(STREAMS)]
+    unread = Left.of(queues).unread
+    return _unread(unread) if unread else ""
+
+
+def _unread(queues: Sequence[Queue]) -> str:
+    is_parked = any(queue.name.startswith("mb.park/") for queue in queues)
+    how = "consume or purge them" + (" (messagebus parked)" if is_parked else "")
+    return f"no consumer for {_named(queues)}: {how}, or run this again with --move-remaining"
 
 
 def _named(queues: Iterable[Queue]) -> str:

@@ -232,6 +232,24 @@ def named(dir: Path, name: str, address: str) -> None:
     say(LocalCluster(dir).evaluate(name, doors.named(address)))
 
 
+@local.command(
+    short_help="Run rabbitmqctl at the broker NAME.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@_dir_option
+@click.argument("name")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED)
+def ctl(dir: Path, name: str, words: tuple[str, ...]) -> int:
+    """Run rabbitmqctl at the broker NAME: all WORDS after it are rabbitmqctl's. Exit code: rabbitmqctl's.
+
+    \b
+    Example:
+      python -m ops local ctl mb2 list_queues name messages
+      python -m ops local ctl mb2 status
+    """
+    return LocalCluster(dir).ctl(name, words)
+
+
 @local.command(short_help="Shut the doors of the empty broker NAME.")
 @_dir_option
 @click.argument("name")

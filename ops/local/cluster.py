@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +37,14 @@ from ops.local.layout import (
     NodeLayout,
     ServerChoice,
 )
-from ops.local.parts import AGENT_SUFFIX, agent_part, part, part_names
+from ops.local.parts import (
+    AGENT_SUFFIX,
+    agent_part,
+    broker_environment,
+    ctl_argv,
+    part,
+    part_names,
+)
 from ops.local.process import Process
 from ops.local.processes import Processes
 from ops.local.roots import default_root, of_version
@@ -212,6 +220,16 @@ class LocalCluster:
         if not answer.startswith("{ok, "):
             raise LocalFault(f"{name}: {answer or 'its Erlang node does not answer'}")
         return answer.removeprefix("{ok, ").removesuffix("}").strip('"')
+
+    def ctl(self, name: str, words: Sequence[str]) -> int:
+        """Run rabbitmqctl at a broker, on this terminal; return its exit code. Raises LocalFault."""
+        layout = self.layout
+        node = layout.node(name)
+        env = broker_environment(node, epmd_port=layout.epmd_port)
+        try:
+            return subprocess.run(ctl_argv(layout, node, words), env=env, check=False).returncode
+        except OSError as fault:
+            raise LocalFault(f"rabbitmqctl: {fault.strerror or fault}") from fault
 
     # -- the set of nodes
 

@@ -11,7 +11,7 @@ from inventory.tables import HAPROXY
 from ops.commands.kits import CHECKOUT
 from ops.local import servers
 from ops.local.layout import EPMD, BalancerLayout, Layout, NodeLayout, Server
-from ops.local.roots import EPMD_PROGRAM, RABBITMQ_SERVER, chrooted, root_of
+from ops.local.roots import EPMD_PROGRAM, RABBITMQ_SERVER, RABBITMQCTL, chrooted, root_of
 
 AGENT_SUFFIX = "-agent"
 
@@ -176,6 +176,11 @@ def broker_environment(node: NodeLayout, *, epmd_port: int) -> dict[str, str]:
         "RABBITMQ_LOG_BASE": str(node.log_dir),
         "RABBITMQ_PID_FILE": str(node.dir / "rabbitmq.pid"),
     }
+
+
+def ctl_argv(layout: Layout, node: NodeLayout, words: Iterable[str]) -> list[str]:
+    """Run rabbitmqctl with these words, in the environment of the broker that it asks."""
+    return chrooted(root_of(layout, node), layout.dir, [RABBITMQCTL, *words])
 
 
 def epmd_argv(hosts: Iterable[str] = (), *, port: int) -> list[str]:

@@ -24,6 +24,7 @@ ENV_ROOT = "MESSAGEBUS_LOCAL_ROOT"
 RELEASES = {"3.10": "bookworm", "4.0": "trixie", "4.3": "sid"}
 # The package's wrapper in /usr/sbin wants root and changes to the user rabbitmq; this one does not.
 RABBITMQ_SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+RABBITMQCTL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 EPMD_PROGRAM = "/usr/bin/epmd"
 # Program to the Debian package that holds it.
 PROGRAMS = {

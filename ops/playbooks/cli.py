@@ -208,7 +208,8 @@ def upgrade(
 @click.option(
     "--lose-messages",
     is_flag=True,
-    help="Accept that the messages on its disk are lost; without a mirror.",
+    help="Accept that the messages on its disk are lost; without a mirror. It stops no broker or agent that"
+    " answers.",
 )
 @proof_options
 @run_options
@@ -246,11 +247,11 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, opts: RunOp
             journal, version="" if journal.is_resumed else _version(view, name, "")
         )
         plan = rejoin.replace(target, view, nodes, kept=kept, runner=HostRunner(), **options)
-        if not (opts.dry_run or lose_messages or journal.is_resumed):
-            raise OpsError(
-                f"{name} has no mirror: the messages on its disk are lost permanently; "
-                "confirm with --lose-messages"
-            )
+        if not (lose_messages or journal.is_resumed):
+            lost = f"{name} has no mirror: the messages on its disk are lost permanently; "
+            if not opts.dry_run:
+                raise OpsError(f"{lost}confirm with --lose-messages")
+            say(f"note: {lost}it will ask for --lose-messages", err=True)
         _carry(plan, journal, opts, view, target, options)
 
 

@@ -31,7 +31,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ops.cluster import checks
-from ops.cluster.emptying import HELD_WITHIN_S, Emptying, in_words
+from ops.cluster.emptying import HELD_WITHIN_S, Emptying, all_read, in_words
 from ops.cluster.view import View
 from ops.commands import kits
 from ops.commands.supervise import Supervisor
@@ -100,6 +100,7 @@ def others_serve(target: Target, view: View, how: Drain) -> Step:
         until=f"{wanted} of them {'does' if wanted == 1 else 'do'}",
         check=checks.every(
             checks.its_agent_answers(view, target.name),
+            checks.it_answers(view, target.name),
             checks.others_serve(view, {target.name}, wanted=wanted),
         ),
     )
@@ -225,6 +226,7 @@ def drained(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
         check=emptying,
         within_s=EMPTY_WITHIN_S + (0.0 if how.moves else how.delayed[1]),
         proof=emptying.taken,
+        foresees=None if how.moves else all_read(view, name),
     )
     close = Step(
         name=f"hang up on whoever keeps deliveries of {name} without an answer",

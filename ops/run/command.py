@@ -83,7 +83,11 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     gathered.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
     wrapped: Callable[..., Any] = gathered
     for option in (
-        click.option("--dry-run", is_flag=True, help="Print the commands without running them."),
+        click.option(
+            "--dry-run",
+            is_flag=True,
+            help="Print the commands, and what would stop them now, without running them.",
+        ),
         yes_option,
         click.option("--undo", is_flag=True, help="Undo an unfinished run."),
         click.option(
@@ -185,6 +189,8 @@ def carry(
             for each in line.split("\n"):
                 say(each)
     if opts.dry_run:
+        if not (opts.undo or journal.is_resumed):
+            _print_obstacles(plan)
         return
     if journal.is_resumed:
         _print_age(plan, journal, opts)
@@ -210,6 +216,14 @@ def carry(
         status.clear()
     for line in afterwards:
         say(line, err=True)
+
+
+def _print_obstacles(plan: Plan) -> None:
+    obstacles = list(plan.obstacles())
+    for each in obstacles:
+        say(f"would stop now: {each}")
+    if not obstacles:
+        say("nothing is seen that would stop it now")
 
 
 def _print_age(plan: Plan, journal: Journal, opts: RunOptions) -> None:

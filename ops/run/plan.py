@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ParamSpec
 
+from messagebus.errors import MessageBusError
+
 COMMAND_WITHIN_S = 300.0
 # A part that does not answer for this long is down or hangs: an operator must look.
 SILENT_WITHIN_S = 60.0
@@ -67,6 +69,7 @@ class Step:
     tells: the last line that its commands write is a part of the playbook's proof; so is the result of
         `proof` when the step is done.
     only_looks: its commands change nothing: a run that fails there was not begun.
+    foresees: what would stop the step as the cluster is now, for a dry run; looks only.
     undo: commands that undo `commands`, when the playbook is undone.
     is_final: there is no way back once this was begun; another playbook undoes the whole.
     """
@@ -87,6 +90,7 @@ class Step:
     tells: bool = False
     proof: Callable[[], str] | None = None
     only_looks: bool = False
+    foresees: Check | None = None
     undo: tuple[Command, ...] = ()
     is_final: bool = False
 
@@ -104,6 +108,23 @@ class Plan:
     def __post_init__(self) -> None:
         names = [step.name for step in self.steps]
         assert len(set(names)) == len(names), f"{self.name}: a step is there twice"
+
+    def obstacles(self) -> Iterator[str]:
+        """Look at the cluster and yield what would stop the plan now, as far as that can be seen.
+
+        Looked at are the steps before the first one that changes something, the guard of that one, and what
+        later steps foresee.
+        """
+        is_begun = False
+        for number, step in enumerate(self.steps, start=1):
+            changes = bool(step.commands) and not step.only_looks
+            looks = (
+                () if is_begun else (step.guard, None if changes or step.commands else step.check)
+            )
+            for look in filter(None, (*looks, step.foresees)):
+                if fault := _fault(look):
+                    yield f"step {number}, {step.name!r}: {fault}"
+            is_begun = is_begun or changes
 
     def undo_lines(self, begun: int) -> Iterator[str]:
         """Yield what an undo of the first `begun` steps runs, as `lines`."""
@@ -124,6 +145,13 @@ class Plan:
                 yield f"     $ {spell(command)}"
             if step.until:
                 yield f"     until {step.until}, {step.within_s:.0f} s without progress at most"
+
+
+def _fault(look: Check) -> str:
+    try:
+        return look()
+    except (Blocked, MessageBusError, OSError) as fault:
+        return str(fault)
 
 
 def spell(command: Command) -> str:

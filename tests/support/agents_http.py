@@ -37,7 +37,12 @@ def cluster_of(folder: Path, names: list[str]) -> Cluster:
         name="prod",
         list_file=folder / "prod.txt",
         nodes=tuple(
-            Node(name=name, agent=f"{name}:8081", list_file=folder / name / "list.txt")
+            Node(
+                name=name,
+                address=f"{name}:5672",
+                agent=f"{name}:8081",
+                list_file=folder / name / "list.txt",
+            )
             for name in names
         ),
     )

@@ -60,17 +60,11 @@ ALLOWED = {
     "messagebus/tools/dedup.py": {"f'{statement};'"},  # of ours
     # Texts of many lines that were read and rendered here: lists, configuration, units, settings.
     "consumer_lists/__main__.py": {"ours.render()", "table"},
-    "lb/__main__.py": {"text", "line", "view.server_table(shown)"},
+    "lb/__main__.py": {"text", "line", "view.server_table(shown, console.width)"},
     "ops/provision/units.py": {"f'# ---- {path}\\n{text}'", "there"},
     "ops/local/cli.py": {"f'export {key}={shlex.quote(value)}'", "table"},
     # Figures and our own words.
-    "lb/view.py": {
-        "_state(server)",
-        "str(server.sessions)",
-        "str(server.queue)",
-        "str(server.weight)",
-        "in_words(server.changed_s)",
-    },
+    "lb/view.py": {"*(row[title] for title in titles)"},
     "consumer_lists/show.py": {
         "str(node.generation) if node.served else '-'",
         "str(len(node.served.listed)) if node.served else '-'",

@@ -322,10 +322,16 @@ def test_people_see_who_is_behind() -> None:
     console = Console(width=120, file=io.StringIO(), record=True)
     clients = [Client(id="x", subscription="orders/billing", applied=6, age_s=1.5)]
     console.print(client_table(OURS, clients))
-    console.print(node_table(OURS, [Served(node="a", served=OURS), Served(node="b", fault="dead")]))
+    console.print(
+        node_table(
+            OURS,
+            [Served(node="a", address="mb1:5672", served=OURS), Served(node="b", fault="dead")],
+        )
+    )
     shown = console.export_text()
     assert "6 (behind)" in shown
     assert "same" in shown
+    assert "mb1:5672" in shown
     assert "dead" in shown
 
 

@@ -93,6 +93,27 @@ def test_edits_and_their_generations(tmp_path: Path) -> None:
     )
 
 
+def test_a_broker_is_named_by_its_name_or_its_address_and_told_by_both(tmp_path: Path) -> None:
+    inventory = INVENTORY.replace('name = "a"', 'name = "db7"').replace("8081", "99")
+    (tmp_path / "inventory.toml").write_text(inventory)
+    added = run("add", "db7")
+    assert added.output.startswith("generation 8, 3 brokers; changed db7 (a:5672), not pushed yet")
+    assert "a:5672 agent=99" in (tmp_path / "prod.txt").read_text()
+    assert run("drain", "a:5672").output.startswith("generation 9, 3 brokers; changed db7 (a:5672)")
+    assert run("remove", "mb1").output.startswith("generation 10, 2 brokers; changed mb1:5672, ")
+
+
+@pytest.mark.parametrize(("word", "meant"), [("db8", "db7"), ("a:5673", "a:5672"), ("zzz", "")])
+def test_an_unknown_broker_is_refused_with_the_one_that_may_be_meant(
+    word: str, meant: str, tmp_path: Path
+) -> None:
+    (tmp_path / "inventory.toml").write_text(INVENTORY.replace('name = "a"', 'name = "db7"'))
+    refused = run("drain", word)
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    assert refused.exit_code == 1
+    assert refused.stderr.endswith(f"is not on the list: mb1:5672, mb2:5672{hint}\n")
+
+
 def test_a_file_needs_no_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MESSAGEBUS_INVENTORY")
     monkeypatch.chdir(tmp_path / "..")

@@ -278,7 +278,12 @@ def test_a_cluster_is_made_of_what_the_inventory_says() -> None:
     cluster = Cluster.of(parse(inventory_values(brokers=1), base=BASE))
     assert (cluster.name, cluster.list_file) == ("test", BASE / "lists/test.txt")
     assert cluster.nodes == (
-        Node(name="mb1", agent="10.0.1.1:8081", list_file=BASE / "nodes/mb1/list.txt"),
+        Node(
+            name="mb1",
+            address="10.0.1.1:5672",
+            agent="10.0.1.1:8081",
+            list_file=BASE / "nodes/mb1/list.txt",
+        ),
     )
 
 

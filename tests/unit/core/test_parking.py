@@ -180,6 +180,7 @@ FACTS = read_facts(BY_CLIENT, message_id="m-17")
         (Choice(since_ms=9_001), False),
         (Choice(reason="TIME"), True),
         (Choice(reason="limit"), False),
+        (Choice(reason="TIMEOUTERROR: 3"), True),
         (Choice(key="k"), True),
         (Choice(key=""), False),
         (Choice(pattern=re.compile("m-1[0-9]$")), True),
@@ -193,6 +194,26 @@ FACTS = read_facts(BY_CLIENT, message_id="m-17")
 def test_every_condition_must_hold(choice: Choice, is_taken: bool) -> None:
     assert choice.takes(FACTS, b"a needle\xff") is is_taken
     assert choice.is_everything is (choice == Choice())
+
+
+@pytest.mark.parametrize(
+    ("reason", "exception", "cause"),
+    [
+        ("5 of 5 attempts failed", "ValueError: order 17", "5 of 5 attempts failed (ValueError)"),
+        ("5 of 5 attempts failed", "KeyError", "5 of 5 attempts failed (KeyError)"),
+        (
+            "failed for good: NoSuchCustomer",
+            "NoSuchCustomer: ann",
+            "failed for good: NoSuchCustomer",
+        ),
+        ("delivery limit", "", "delivery limit"),
+    ],
+)
+def test_a_cause_is_the_reason_with_the_type_of_the_exception(
+    reason: str, exception: str, cause: str
+) -> None:
+    told = {"mb-park-reason": reason, "mb-park-exception": exception}
+    assert read_facts(told).cause == cause
 
 
 def test_a_message_that_does_not_say_when_it_was_parked_is_neither_old_nor_new() -> None:

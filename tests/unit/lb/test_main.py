@@ -215,6 +215,35 @@ def text_of(shown: list[Shown]) -> str:
     return console.export_text()
 
 
+def test_a_broker_that_gets_no_publishers_has_a_sentence_with_since_when_and_why() -> None:
+    drain = dataclasses.replace(UP, name="mb3", verdict="drain", drained=True, check="", agent="")
+    one = Shown(
+        name="lb1", process=PROCESS, servers=(UP, dataclasses.replace(DOWN, check="L4TOUT"))
+    )
+    other = Shown(name="lb2", process=PROCESS, servers=(drain,))
+    assert [str(line) for line in view.not_up([one])] == [
+        f"mb2: down, drained for 1 day 1 h; gate check: L4TOUT; agent: {DOWN.agent}"
+    ]
+    assert [str(line).partition(" for ")[0] for line in view.not_up([one, other])] == [
+        "mb2 at lb1: down, drained",
+        "mb3 at lb2: drain",
+    ]
+
+
+def test_no_address_is_cut_at_80_columns() -> None:
+    servers = [
+        dataclasses.replace(
+            DOWN, address="127.0.41.13:5672", check="L4CON " * 9, agent="says ready"
+        ),
+        dataclasses.replace(UP, changed_s=59 * 60 + 59),
+    ]
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(view.server_table([Shown(name="lb1", servers=servers)], console.width))
+    shown = console.export_text()
+    assert "127.0.41.13:5672   down, drained" in shown
+    assert all(text in shown for text in ("sessions", "says ready", "59 min 59 s"))
+
+
 def test_people_see_each_broker_and_who_serves() -> None:
     shown = text_of([Shown(name="lb1", process=PROCESS, servers=(UP, DOWN), current=True)])
     assert "lb1  process 4711, up 2 h 3 min, 1 of 2 brokers up, 2 sessions\n" in shown

@@ -284,7 +284,10 @@ def test_a_broker_that_answers_is_not_dead() -> None:
         def health(self, _name: str) -> dict[str, str]:
             return {"verdict": "down"}
 
-    with pytest.raises(Blocked, match="the agent of mb2 answers"):
+        inventory = SimpleNamespace(supervisor="local")
+
+    told = r"the agent of mb2 answers, .* --lose-messages neither: .*`python -m ops local stop mb2-agent`"
+    with pytest.raises(Blocked, match=told):
         checks.is_dead(cast(View, Half()), "mb2")()
 
 
@@ -298,6 +301,15 @@ def test_a_wait_for_a_gate_says_what_the_agent_waits_for() -> None:
 
     missing = checks.topology_is_there(cast(View, Shut()), "mb2")()
     assert missing == "gate is shut: no majority of agents read"
+
+
+def test_a_broker_that_does_not_answer_is_started_or_replaced_and_nothing_else() -> None:
+    class Dead(OneForAll):
+        def overview(self, _name: str) -> dict[str, str]:
+            raise NoAnswer("management of mb2 does not answer")
+
+    with pytest.raises(Blocked, match=r"start it first; .*`ops replace mb2`"):
+        checks.it_answers(cast(View, Dead()), "mb2")()
 
 
 def test_nobody_on_the_list_proves_nothing_while_somebody_consumes() -> None:

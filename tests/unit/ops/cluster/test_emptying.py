@@ -100,6 +100,15 @@ def test_a_queue_without_consumers_is_reported_while_others_still_drain() -> Non
         check()
 
 
+def test_what_nobody_reads_is_foreseen_and_nothing_that_moves() -> None:
+    moving = [queue("a", 5, 1), queue("mb.delay/604800000", 2), queue("mb.stream/orders", 9)]
+    for held, told in ((moving, ""), ([*moving, queue("mb.park/a", 7)], "(messagebus parked)")):
+        fault = emptying.all_read(cast(View, Broker(held)), "mb2")()
+        assert fault.startswith("no consumer for mb.park/a (7 messages)" if told else "")
+        assert told in fault
+        assert bool(fault) is bool(told)
+
+
 def test_what_is_moved_later_is_not_waited_for() -> None:
     rest = [queue("parked", 7), queue("mb.delay/604800000", 2)]
     broker = Broker(*[[queue("a", 5, 1), *rest]] * 3, [queue("a", 0, 1), *rest])

@@ -21,6 +21,7 @@ from messagebus.services.monitor.config import MonitorConfig
 from messagebus.services.monitor.playbooks import Playbooks
 from messagebus.tls import TlsFiles
 from messagebus.topology import GATE
+from ops.__main__ import main as ops
 from ops.errors import LocalFault
 from ops.local import files, secrets, servers
 from ops.local.certificates import Authority, issue_missing
@@ -34,6 +35,7 @@ from ops.local.layout import (
     ServerChoice,
     node_number,
 )
+from ops.local.roots import RABBITMQCTL
 from ops.local.servers import argv, environment, url
 from ops.local.watching import write
 from ops.playbooks.cli import STATISTICS_LOCAL_S
@@ -160,6 +162,23 @@ def test_a_broker_calls_itself_as_the_list_does() -> None:
     assert json.loads(text)["global_parameters"] == [
         {"name": "cluster_name", "value": "127.0.0.12:6672"}
     ]
+
+
+def test_rabbitmqctl_asks_the_node_of_the_broker_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(dir=tmp_path, numbers=(1, 2))
+    Folder(tmp_path).write(layout)
+    ran = list[tuple[list[str], str]]()
+
+    def run(argv: list[str], *, env: dict[str, str], check: bool) -> object:
+        ran.append((argv, env["RABBITMQ_NODENAME"]))
+        return subprocess.CompletedProcess(argv, 64)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    words = ["ctl", "--dir", str(tmp_path), "mb2", "list_queues", "--help"]
+    assert ops(["local", *words]) == 64
+    assert ran == [([RABBITMQCTL, "list_queues", "--help"], "mb2@localhost")]
 
 
 def test_definitions_hold_no_password() -> None:

@@ -16,7 +16,7 @@ from paramiko.ssh_exception import SSHException
 from inventory import shell
 from inventory.errors import CommandFailed
 from ops.__main__ import main
-from ops.errors import LockHeld, OpsError, PlanFailed, RunOpen
+from ops.errors import LockHeld, NoAnswer, OpsError, PlanFailed, RunOpen
 from ops.local import files
 from ops.local.layout import Layout
 from ops.run import command
@@ -111,6 +111,41 @@ def test_a_lock_that_another_user_made_holds_too(
             pass
     with command.file_lock(file, "remove mb2"):
         pass
+
+
+def test_a_dry_run_names_what_would_stop_the_plan_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent() -> str:
+        raise NoAnswer("mb2 does not answer")
+
+    def never() -> str:
+        raise AssertionError("what a step has done is not there to be looked at")
+
+    one = (Command(("true",)),)
+    steps = (
+        Step(name="see", check=lambda: "1 other broker serves, 2 must"),
+        Step(name="simulate", commands=one, only_looks=True, check=never),
+        Step(name="change", commands=one, guard=silent, check=never),
+        Step(name="wait", check=never, foresees=lambda: "no consumer for a"),
+        Step(name="end", commands=one, check=never, foresees=lambda: ""),
+    )
+    dry = go(tmp_path, dry_run=True)
+    for seen, told in (
+        (
+            steps,
+            [
+                "would stop now: step 1, 'see': 1 other broker serves, 2 must",
+                "would stop now: step 3, 'change': mb2 does not answer",
+                "would stop now: step 4, 'wait': no consumer for a",
+            ],
+        ),
+        (steps[4:], ["nothing is seen that would stop it now"]),
+    ):
+        with opened(dry, "remove mb2", ["mb2"]) as journal:
+            carry(Plan(name="remove mb2", steps=seen), journal, dry, {})
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if line.startswith(("would", "nothing"))] == told
 
 
 def test_a_dry_run_needs_no_lock_and_leaves_no_trace(tmp_path: Path) -> None:
