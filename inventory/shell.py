@@ -47,9 +47,11 @@ def run(
     timeout_s: float,
     cwd: Path | None = None,
     on_line: Callable[[str], None] = lambda line: None,
+    keeps: Collection[int] = (),
 ) -> str:
     """Run a command on this machine and return its output. on_line: called with each line meanwhile.
 
+    keeps: inheritable descriptors that its process keeps open, but none that it starts.
     Raises CommandFailed, with the whole output, for another exit code than 0 or after timeout_s.
     """
     written: list[str] = []
@@ -68,6 +70,7 @@ def run(
             _out=wrote,
             _err=wrote,
             _tty_out=False,
+            _pass_fds=set(keeps),
         )
     except sh.CommandNotFound as fault:
         raise CommandFailed(argv, NOT_FOUND, f"no such program: {argv[0]}") from fault

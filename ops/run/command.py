@@ -111,7 +111,7 @@ def opened(opts: RunOptions, name: str, brokers: Iterable[str]) -> Iterator[Jour
     run of another plan changes one of these brokers.
     """
     brokers = frozenset(brokers)
-    with nullcontext() if opts.dry_run else locked(opts.file, name):
+    with nullcontext(()) if opts.dry_run else locked(opts.file, name) as locks:
         if opts.abandon:
             if not journals.is_open(opts.journals, name):
                 raise OpsError(f"no unfinished run of {name!r} to close")
@@ -129,10 +129,10 @@ def opened(opts: RunOptions, name: str, brokers: Iterable[str]) -> Iterator[Jour
                     " or close it with --abandon, before anything else is done there"
                 )
             say(f"note: {about}", err=True)
-        yield Journal(opts.journals, name)
+        yield Journal(opts.journals, name, locks)
 
 
-def locked(file: Path, what: str) -> AbstractContextManager[None]:
+def locked(file: Path, what: str) -> AbstractContextManager[tuple[int, ...]]:
     """Return the lock of the cluster of this inventory, for changes. Raises LockHeld when it is entered."""
     return cluster_lock(file.parent / LOCK, file, what)
 
@@ -203,7 +203,7 @@ def carry(
         say(line, err=True)
 
     try:
-        runner = HostRunner(lambda line: status.show(f"{plan.name}: {line}"))
+        runner = HostRunner(lambda line: status.show(f"{plan.name}: {line}"), keeps=journal.locks)
         if opts.undo:
             undo_plan(plan, runner, journal, say=print_line)
             return
@@ -271,14 +271,16 @@ RECORD_WITHIN_S = 10.0
 
 
 @contextmanager
-def cluster_lock(file: Path, inventory: Path, what: str) -> Iterator[None]:
-    """Hold the lock `file`, and those of the balancers, while `what` is done.
+def cluster_lock(file: Path, inventory: Path, what: str) -> Iterator[tuple[int, ...]]:
+    """Hold the lock `file`, and those of the balancers, while `what` is done; yield those of this machine.
 
     Raises LockHeld as `file_lock`; also when another operator holds the lock of a balancer.
     """
-    with file_lock(file, what), ExitStack() as locks:
+    with ExitStack() as locks:
+        held = [locks.enter_context(file_lock(file, what))]
         for name in _local_balancers(inventory):
-            locks.enter_context(file_lock(_locks() / f"messagebus-{name}{OPERATORS}", what))
+            path = _locks() / f"messagebus-{name}{OPERATORS}"
+            held.append(locks.enter_context(file_lock(path, what)))
         for balancer, ssh in _remote_balancers(inventory):
             path = balancer.lock_file.with_name(balancer.lock_file.name + OPERATORS)
             try:
@@ -292,7 +294,7 @@ def cluster_lock(file: Path, inventory: Path, what: str) -> Iterator[None]:
                 )
                 continue
             _record_holder(ssh, path, what)
-        yield
+        yield tuple(held)
 
 
 def _remote_balancers(inventory: Path) -> list[tuple[Balancer, str]]:
@@ -327,10 +329,10 @@ def _read_holder(ssh: str, path: Path) -> tuple[str, str]:
 
 
 @contextmanager
-def file_lock(file: Path, what: str) -> Iterator[None]:
-    """Hold the lock while `what` is done. Raises LockHeld, at once, naming the holder.
+def file_lock(file: Path, what: str) -> Iterator[int]:
+    """Hold the lock while `what` is done; yield its descriptor. Raises LockHeld, at once, naming the holder.
 
-    The end of the process frees it, however it ends.
+    The end of the process frees it, however it ends; and that of each command that keeps the descriptor.
     """
     fd = _opened_lock(file)
     try:
@@ -343,7 +345,8 @@ def file_lock(file: Path, what: str) -> Iterator[None]:
         ):  # another user's file, or a full disk: without that record the lock still holds
             os.ftruncate(fd, 0)
             os.pwrite(fd, _holder(what).encode(), 0)
-        yield
+        os.set_inheritable(fd, True)
+        yield fd
     finally:
         os.close(fd)
 

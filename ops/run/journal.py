@@ -37,14 +37,15 @@ class Journal:
     done: names of the steps that were done and not undone, in their order. proofs: their proofs.
     facts: values that the run began with, options too: the cluster may not tell them any more later.
     who: the user and host that began it. last: time of its last line, None for a new run.
+    locks: descriptors of the locks that let this process write.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, locks: Iterable[int] = ()) -> None:
         """folder: made when it is needed. name: name of the plan, whose unfinished run is resumed.
 
         Raises JournalUnreadable.
         """
-        self.name = name
+        self.name, self.locks = name, tuple(locks)
         self._file = _file(folder, name)
         self.done: tuple[str, ...] = ()
         self.proofs: tuple[str, ...] = ()

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import zip_longest
 from typing import Protocol
 
@@ -40,16 +40,25 @@ class Runner(Protocol):
 class HostRunner:
     """Runner of commands: without a host here, in the checkout; the others over SSH.
 
-    show: gets their output.
+    show: gets their output. keeps: locks that a command here holds until its end, also when this process is
+    killed before it: nobody else begins while it still works.
     """
 
-    def __init__(self, show: Callable[[str], None] = lambda line: None) -> None:
-        self._show = show
+    def __init__(
+        self, show: Callable[[str], None] = lambda line: None, *, keeps: Collection[int] = ()
+    ) -> None:
+        self._show, self._keeps = show, keeps
 
     def run(self, command: Command) -> str:
         if command.host:
             return shell.run_over_ssh(command.host, command.argv, timeout_s=command.within_s)
-        return shell.run(command.argv, timeout_s=command.within_s, cwd=CHECKOUT, on_line=self._show)
+        return shell.run(
+            command.argv,
+            timeout_s=command.within_s,
+            cwd=CHECKOUT,
+            on_line=self._show,
+            keeps=self._keeps,
+        )
 
 
 def carry_out(

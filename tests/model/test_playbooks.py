@@ -100,7 +100,7 @@ class World:
         )
         monkeypatch.setattr(cli, "_version", lambda _view, _name, said: said)
         monkeypatch.setattr(cli, "HostRunner", lambda: self.cluster)
-        monkeypatch.setattr(command, "HostRunner", lambda _show: self.cluster)
+        monkeypatch.setattr(command, "HostRunner", lambda _show, keeps: self.cluster)
         self.told: list[str] = []
         self._depth = 0
         self.meanwhile: Callable[[], object] | None = None
@@ -457,7 +457,7 @@ def options_are_no_part_of_a_run(patch: pytest.MonkeyPatch) -> None:
 
 def the_journal_is_read_before_the_question(patch: pytest.MonkeyPatch) -> None:
     unguarded(patch)
-    patch.setattr(command, "file_lock", lambda _file, _what: nullcontext())
+    patch.setattr(command, "file_lock", lambda _file, _what: nullcontext(0))
 
 
 def an_undo_is_not_kept(patch: pytest.MonkeyPatch) -> None:

@@ -168,3 +168,10 @@ def test_without_a_limit_no_run_is_ever_late() -> None:
     run = runs.started("a", 0)
     assert runs.overdue(10**18) == []
     assert runs.ended(run)
+
+
+def test_a_run_is_late_when_its_limit_has_passed_to_the_nanosecond() -> None:
+    runs: Runs[str] = Runs(LIMIT_NS)
+    run = runs.started("a", 7)
+    assert runs.overdue(7 + LIMIT_NS - 1) == []
+    assert runs.overdue(7 + LIMIT_NS) == [run]

@@ -105,6 +105,14 @@ def test_a_removed_broker_is_finished_then_let_go() -> None:
     assert made.tick(10**9) == []
 
 
+def test_a_broker_that_is_listed_again_while_it_drains_is_dialled_again_after_it() -> None:
+    made = members(A, B)
+    made.refresh([B], 10)
+    assert made.refresh([A, B], 20) == []
+    assert made.drained(A, 30) == [HangUp(A)]
+    assert made.tick(30) == [Dial(A)]
+
+
 def test_a_drain_that_takes_too_long_is_given_up() -> None:
     made = members(A, B)
     made.refresh([B], 10)

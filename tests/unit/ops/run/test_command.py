@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +25,7 @@ from ops.run import command
 from ops.run.command import LOCK, RunOptions, carry, opened, options_of_run
 from ops.run.journal import Journal
 from ops.run.plan import Command, Plan, Step
+from tests.support.eventually import eventually
 
 
 def go(folder: Path, **said: bool) -> RunOptions:
@@ -93,6 +96,39 @@ def test_operators_of_two_checkouts_exclude_each_other(tmp_path: Path) -> None:
             pass
     with command.locked(copies[1], "remove mb3"):
         pass
+
+
+ITS_COMMAND_GOES_ON = """
+import sys
+from pathlib import Path
+from ops.run.command import cluster_lock
+from ops.run.plan import Command
+from ops.run.runner import HostRunner
+
+lock, pipe = map(Path, sys.argv[1:])
+with cluster_lock(lock, lock.with_name("inventory.toml"), "move mb2") as locks:
+    HostRunner(keeps=locks).run(Command(("sh", "-c", 'cat "$0" > "$0.read"', str(pipe))))
+"""
+
+
+@pytest.mark.guarantee("playbook-killed-anywhere")
+def test_a_command_that_outlives_its_killed_playbook_keeps_all_others_out(tmp_path: Path) -> None:
+    lock, pipe = tmp_path / LOCK, tmp_path / "pipe"
+    os.mkfifo(pipe)
+    argv = [sys.executable, "-c", ITS_COMMAND_GOES_ON, str(lock), str(pipe)]
+    with subprocess.Popen(argv) as playbook:
+        with pipe.open("w"):  # once the command reads
+            playbook.kill()
+            playbook.wait()
+            with pytest.raises(LockHeld, match="'move mb2'"), command.file_lock(lock, "add mb4"):
+                pass
+
+        def is_free() -> bool:
+            with suppress(LockHeld), command.file_lock(lock, "add mb4"):
+                return True
+            return False
+
+        eventually(is_free, within_s=10)
 
 
 def test_a_lock_that_another_user_made_holds_too(
