@@ -131,13 +131,13 @@ def top(
                     click.echo(json.dumps(_as_json(look)))
                 else:
                     lines = list(_lines(look, sort, text, exact, columns()))
-                    if not once:
+                    if once:
+                        lines.insert(1, NO_RATES)
+                    else:
                         click.echo(CLEAR, nl=False)
                         lines = lines[: shutil.get_terminal_size().lines - 1]
                     for line in lines:
                         say(line)
-                if once and not as_json:
-                    say(NO_RATES, err=True)
                 if once:
                     return Exit.PARTLY if uncounted(bus) else Exit.DONE
                 await asyncio.sleep(every_s)
@@ -147,9 +147,7 @@ def top(
     return asyncio.run(show())
 
 
-NO_RATES = (
-    "IN/s and OUT/s are ? here, since a rate needs two looks: `messagebus top` without --once"
-)
+NO_RATES = "rates (IN/s, OUT/s) need two looks: `messagebus top` without --once"
 
 
 def _look(bus: Bus, pasts: list[Bus], attention: Attention) -> Look:

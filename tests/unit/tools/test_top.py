@@ -51,6 +51,7 @@ def test_each_broker_and_the_worst_names_have_a_line(shell: Shell) -> None:
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
     assert lines[0].startswith("fleet, generation 1: 3 brokers  ")
+    assert lines[1].startswith("rates (IN/s, OUT/s) need two looks")
     for broker in shell.fleet.ports:
         assert [line for line in lines if line.startswith(f"{broker}  ready")]
     assert lines[-1] == "and 10 more: --sort, --filter, --json"
