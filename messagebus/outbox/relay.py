@@ -278,7 +278,10 @@ class AsyncRelay:
         """Wait until every committed row is published, waits after a failure, or is parked.
 
         Returns False if that takes longer than timeout_s. If the database does not answer, it is asked again.
+        Published does not mean handled. Raises Stopped for a relay that is not started, or stopped.
         """
+        if self._status is not Status.RUNNING:
+            raise Stopped(f"the relay is {self._status.value}: nothing would be published")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while await self._exchanges.has_due():

@@ -46,6 +46,10 @@ NOTICE_TIMEOUT_S = 5.0
 
 
 # Its address leads nowhere, and no spool that is for a real bus is taken for its own.
+# Where `wait_handled` waited for handlers of the loop that it held up.
+ON_LOOP = (
+    "\n  on a running event loop, whose handlers cannot run meanwhile: use `await bus.handled()`"
+)
 _BUS = BusConfig(broker="memory:5672")
 
 
@@ -328,12 +332,17 @@ class MemoryBus:
 
     # Waiting.
     def wait_handled(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Wait until every message that has a consumer is answered. Raises AssertionError after timeout_s."""
+        """Wait until every message that has a consumer is answered. Raises AssertionError after timeout_s.
+
+        It does not wait for messages without a consumer, such as before an app is started, for delayed ones
+        and retries that are not due, and for rows of an outbox.
+        """
         __tracebackhide__ = True
         with self._brokers.changed:
             done = self._brokers.changed.wait_for(self._brokers.is_idle, timeout_s)
         if not done:
-            raise AssertionError(_check_unhandled(self._brokers, timeout_s))
+            hint = "" if asyncio._get_running_loop() is None else ON_LOOP
+            raise AssertionError(_check_unhandled(self._brokers, timeout_s) + hint)
 
     async def handled(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait as `wait_handled` does, for asyncio."""

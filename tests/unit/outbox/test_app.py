@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from messagebus import App, ConfigError, Hooks, Message, Stopped
 from messagebus.dsn import Address
-from messagebus.outbox import Outbox, Relay, RelayConfig, session
+from messagebus.outbox import AsyncRelay, Outbox, Relay, RelayConfig, session
 from messagebus.outbox.session import Session
 from messagebus.outbox.table import Table
 from messagebus.telemetry.prometheus import ClientMetrics
@@ -103,6 +103,19 @@ def test_a_relay_in_a_thread_of_its_own(path: Path) -> None:
     with pytest.raises(Stopped):
         relay.start()
     bus.assert_published("orders", count=2)
+
+
+async def test_a_relay_that_does_not_run_has_no_end_to_wait_for(path: Path) -> None:
+    add(path, Outbox(), b"one")
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    relay = AsyncRelay(f"sqlite:///{path}", bus, RelayConfig(poll_s=0.005))
+    with pytest.raises(Stopped, match="initialized"):
+        await relay.drained()
+    async with relay:
+        assert await relay.drained(WITHIN_S)
+    with pytest.raises(Stopped, match="stopped"):
+        await relay.drained()
 
 
 def test_a_relay_that_insists_says_what_is_missing(tmp_path: Path) -> None:

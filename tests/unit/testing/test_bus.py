@@ -321,8 +321,12 @@ async def test_handled_waits_for_answers_and_says_what_has_none(clients: Clients
     await publisher.send_safe("orders", b"3")
     with pytest.raises(AssertionError, match=r"mb.sub/orders/billing: 0 waiting, 1 delivered"):
         await bus.handled(timeout_s=0)
-    with pytest.raises(AssertionError, match=r"1 delivered without an answer"):
+    with pytest.raises(AssertionError, match=r"1 delivered without an answer") as blocked:
         bus.wait_handled(timeout_s=0)
+    assert "use `await bus.handled()`" in str(blocked.value)
+    with pytest.raises(AssertionError) as elsewhere:
+        await asyncio.to_thread(bus.wait_handled, timeout_s=0)
+    assert "await" not in str(elsewhere.value)
 
 
 # Handlers.
