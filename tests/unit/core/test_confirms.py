@@ -95,6 +95,12 @@ def test_a_tag_that_was_never_sent_costs_nothing(multiple: bool) -> None:
     assert made.answered(HUGE_TAG, multiple=multiple) == ([a] if multiple else [], [])
 
 
+def test_tag_0_with_multiple_answers_all_that_was_sent() -> None:
+    sent = [Sent("a"), Sent("b"), Sent("c")]
+    made = window(*sent)
+    assert made.answered(0, multiple=True) == (sent, [])
+
+
 @pytest.mark.guarantee("one-outcome-per-publish")
 def test_a_returned_message_is_told_apart_although_it_is_acked() -> None:
     a, b = Sent("a"), Sent("b")

@@ -137,6 +137,21 @@ def test_a_barred_copy_leaves_its_batch_and_the_others_stay() -> None:
     assert (batch.items, batch.message_id, batch.size) == ([second, third], "2", 20)
 
 
+def test_what_moves_up_where_a_copy_was_taken_out_is_looked_at_too() -> None:
+    copies = []
+    ours = lane(window=1)
+    for name in ("1", "2"):
+        first, twin = pair(name)
+        twin.place = A
+        copies.append(first)
+        ours.backlog.accept(first)
+    free, _ = pair("3")
+    ours.backlog.accept(free)
+    ours.in_flight.opened(1, after=())
+    assert ours.displace(A, 0) == copies
+    assert ours.take(0) == [free]
+
+
 def test_what_left_in_a_batch_is_known_to_be_there() -> None:
     pairs = [pair(f"{number}") for number in range(2)]
     ours, other = lane(packed=True), lane(packed=True)
