@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -71,8 +71,10 @@ def spawn(
 ) -> Process:
     """Start a program in a session of its own and write its pid file.
 
-    log: its standard output and standard error are appended to it. keep_fds: descriptors it inherits.
+    log: its standard output and standard error are appended to it. keep_fds: descriptors it inherits, and no
+    others: locks of the playbook that starts it would never end.
     """
+    kept = frozenset(keep_fds)
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
         argv[0],
@@ -82,7 +84,8 @@ def spawn(
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, append, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
-            *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in keep_fds),
+            *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in kept),
+            *((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable() if fd not in kept),
         ],
         setsid=True,
         setsigmask=[],
@@ -92,6 +95,14 @@ def spawn(
     process = Process(pid, stat[1] if stat else 0)
     pid_file.write_text(f"{process.pid} {process.started}\n")
     return process
+
+
+def _inheritable() -> Iterator[int]:
+    """Yield the descriptors that a started program would get, but those of standard streams."""
+    for fd in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
+        with suppress(OSError):  # that of the listing itself has been closed
+            if fd > 2 and os.get_inheritable(fd):
+                yield fd
 
 
 def recorded(pid_file: Path) -> Process | None:

@@ -50,6 +50,15 @@ def test_a_started_process_is_found_by_its_pid_file_and_by_its_mark(
     eventually(lambda: process.marked(str(tmp_path)) == [sleeper], within_s=10)
 
 
+def test_a_process_that_goes_on_gets_none_of_the_locks_of_its_starter(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as lock:
+        os.set_inheritable(lock.fileno(), True)
+        sleeper = spawned(tmp_path, "/bin/sleep", "60")
+    eventually(lambda: process.marked(str(tmp_path)) == [sleeper], within_s=10)
+    kept = {fd.readlink() for fd in Path(f"/proc/{sleeper.pid}/fd").iterdir()}
+    assert tmp_path / "lock" not in kept
+
+
 def test_a_pid_that_belongs_to_somebody_else_is_never_signalled(
     sleeper: Process, tmp_path: Path
 ) -> None:
