@@ -86,7 +86,7 @@ allow_option = click.option(
     multiple=True,
     type=click.Choice(list(FAULTS)),
     metavar="NAME",
-    help="A fault that is put up with, such as unconfirmed; docs/MEASURING.md has the names.",
+    help="A fault to accept, such as unconfirmed; docs/MEASURING.md has the names.",
 )
 
 
@@ -102,7 +102,7 @@ max_bad_option = click.option(
     default=0,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Lines that cannot be read and are put up with.",
+    help="Number of unreadable lines to accept.",
 )
 
 

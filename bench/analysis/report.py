@@ -106,25 +106,25 @@ LATENCY_HEAD = ("latency", "samples", "never", *SHOWN[:-1], "longest")
 EXAMPLES_SHOWN = 5
 NOT_JUDGED = "not judged: the run did not come to its end"
 WORDS = {
-    "intended": "the time at which a message was meant to be sent, known before the run. Latencies count "
-    "from it, so a stall shows in every message that it held up.",
-    "sent to confirmed": "service time: it forgives whatever the client waited before. Where it parts "
-    "from the line above it, messages waited in the client.",
-    "pacing": "how late the load looked at what was due, waiting for room left out. It is the error of "
-    "this measurement itself.",
-    "measured": "the seconds after the warm-up, shaded in the charts; messages belong to the second in "
-    "which they were intended. Fates are of all messages, the warm-up's too.",
-    "percentiles": "from exact counts per HdrHistogram bin (3 digits), as far as the count supports "
-    "them: one sample lies beyond, or it is the longest.",
-    "never": "publishes that were not confirmed at all: the percentiles beside it know nothing of them.",
-    "disturbances": "before one are the confirms that came before it began. After it is what was under way "
-    "then, and what was intended while it lasted, or up to "
-    f"{FOLLOWS_NS // SECOND_NS} s after its end and before the next one.",
-    "silence": "the longest time in which a publisher waited for confirms and had none, until the next one "
-    "or the end of the measured part.",
-    "a dash": "not known: a broker whose process ended meanwhile (a kill) cost something that nobody saw; "
-    "of one that was not looked at meanwhile memory and costs are not; "
-    f"what a message costs a broker is not told of less than {CPU_LEAST_S:g} s.",
+    "intended": "the time at which the schedule sends a message. The schedule is known before the run. "
+    "Latency counts from this time, so a stall shows in every message that it delays.",
+    "sent to confirmed": "service time, from the sending: it leaves out the time that a message waited in "
+    "the client. Where the two lines part, messages waited in the client.",
+    "pacing": "how late the load handled a message that was due, without the time it waited for room in "
+    "the window. Pacing is the error of this measurement.",
+    "measured": "the seconds after the warm-up, shaded in the charts. A message belongs to the second in "
+    "which it was intended. Fates count all messages, those of the warm-up too.",
+    "percentiles": "from exact counts per HdrHistogram bin (3 digits). A percentile is shown if at least "
+    "one sample lies beyond it, or if it is the longest.",
+    "never": "publishes that were never confirmed. The percentiles do not include them.",
+    "disturbances": "confirms that came before the disturbance began count as before it. Later confirms of "
+    "messages that were under way then, or were intended while it lasted or up to "
+    f"{FOLLOWS_NS // SECOND_NS} s after its end and before the next one, count as after it.",
+    "silence": "the longest time in which a publisher waited for confirms and none came, to the next one "
+    "or to the end of the measured part.",
+    "a dash": "an unknown value. The costs of a broker are unknown if its process ended during the run (a "
+    "kill), or if no sample of it was taken. The CPU time of a message is unknown in a run of less than "
+    f"{CPU_LEAST_S:g} s.",
     "late": "a first delivery after a later message of the same publisher and broker, at one consumer.",
 }
 

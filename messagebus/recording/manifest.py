@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-# Subfolder of a bench run's folder, with the events of the run.
-BENCH_EVENTS = "events"
+# In a bench run's folder: the subfolder with the events of the run, if it recorded any, and the run's file.
+BENCH_EVENTS, BENCH_RUN = "events", "run.json"
 INCIDENTS = (
     *("kill", "cut", "start", "add", "remove", "reload"),
     *("freeze", "close", "alarm", "agent", "drain"),
@@ -200,12 +200,22 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         values = json.loads(path.read_text())
     except FileNotFoundError as fault:
-        within = folder / BENCH_EVENTS
-        hint = f"; its events are in {within}" if (within / MANIFEST).exists() else ""
-        raise RunInvalid(f"{folder}: no {MANIFEST} in it: not the folder of a run{hint}") from fault
+        raise RunInvalid(
+            f"{folder}: no {MANIFEST} in it: not the folder of a run{_hint(folder)}"
+        ) from fault
     except (OSError, ValueError) as fault:
         raise RunInvalid(f"{path}: not readable JSON: {fault}") from fault
     return parsed(values, str(path))
+
+
+def _hint(folder: Path) -> str:
+    """Return where a folder of `bench` has its events, or why it has none, as the end of a complaint."""
+    within = folder / BENCH_EVENTS
+    if (within / MANIFEST).exists():
+        return f"; its events are in {within}"
+    if (folder / BENCH_RUN).exists():
+        return "; bench recorded no events in it: its profile needs `events = true`"
+    return ""
 
 
 def parsed(values: Any, where: str) -> Manifest:

@@ -234,22 +234,21 @@ ARRIVAL = ("message_id", "subscription", "consumer", "broker", "publisher", "seq
 
 
 WORDS = {
-    "lost": "a confirmed message that a subscription of its topic never had. Which subscriptions "
-    "should have it says the manifest, so one that received nothing is missed too, if the manifest "
-    "names it: recorders learn of others by what they receive.",
-    "pending": "confirmed within the grace before the end, and not delivered yet: neither delivered nor "
-    "lost.",
-    "unconfirmed": "refused, unroutable, spooled or of unknown outcome. Of the last two this audit says what "
-    "they became: delivered or absent. A spooled one that is absent may wait on its publisher's disk.",
-    "again": "owed: the delivery before it by that broker was never answered; acked without proof: its "
-    "broker was killed soon after the ack, which AMQP does not confirm; unknown: one more copy may "
-    "be stored, for the publish was sent more than once, and each comes once; unexplained: none of "
-    "these.",
-    "out of order": "a first delivery whose sequence is below one that the same consumer had already, of the "
-    "same publisher, key, broker and subscription. Messages that were sent more than once, "
-    "and redelivered ones, are not judged; nor can two of one instant be told apart. In subscriptions of "
-    "partitioned topics also a first completion behind that of a later publish of its key, whoever "
-    "published, delivered and handled them.",
+    "lost": "a confirmed message that a subscription of its topic never received. The manifest names the "
+    "subscriptions of each topic. A subscription that received nothing counts only if the manifest names "
+    "it, because recorders learn of other subscriptions by their deliveries.",
+    "pending": "confirmed within the grace before the end and not delivered yet. Such a message counts "
+    "neither as delivered nor as lost.",
+    "unconfirmed": "refused, unroutable, spooled or of unknown outcome. The audit counts how many of the "
+    "last two were delivered. A spooled message that was not delivered may wait on its publisher's disk.",
+    "again": "owed: the delivery before it by that broker was not acknowledged; acked without proof: its "
+    "broker was killed soon after the ack, which AMQP does not confirm; unknown: the publish was sent "
+    "more than once, so one more copy may be stored, which comes once; unexplained: none of these.",
+    "out of order": "a first delivery whose sequence is below one that the same consumer already had, of "
+    "the same publisher, key, broker and subscription. Messages that were sent more than once, "
+    "redelivered messages, and messages of one instant are not judged. In subscriptions of partitioned "
+    "topics also a first completion after that of a later publish of its key, by any publisher and any "
+    "consumer.",
 }
 
 

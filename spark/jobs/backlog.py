@@ -41,13 +41,13 @@ from spark.pages import (
 TABLE = "backlog"
 SECOND_NS = 1_000_000_000
 WORDS = {
-    "waiting": "confirmed and not yet received for the first time, at any time of a second; of what was "
-    "recorded only. What was received before its confirm came back to the publisher never waited.",
-    "oldest": "the longest that any message had waited in a second.",
-    "as brokers said": "samples of their own counts, if somebody took them: ready messages, whoever "
-    "published them.",
-    "empty after": "from the second of the most to the first one that ended with nothing; a dash: not "
-    "emptied.",
+    "waiting": "recorded messages that were confirmed and not yet received for the first time, at any "
+    "time of a second. A message that was received before its confirm reached the publisher never waited.",
+    "oldest": "the longest time that any message had waited in a second.",
+    "as brokers said": "the brokers' own counts of ready messages, of all publishers, if they were "
+    "sampled.",
+    "empty after": "from the second with the most messages to the first second that ended with none. A "
+    "dash: not emptied.",
 }
 
 

@@ -55,15 +55,17 @@ KB = 1000.0
 SAME_RATE = 0.05
 BROKERS_MAX = 100_000
 WORDS = {
-    "brokers needed": "so many that each is busy with its share of the load for the allowed part of its "
-    "cores; brokers that may be away are added.",
-    "CPU of a message": "of a broker of the measured machine, with all deliveries. A faster core needs less.",
-    "error": "of a run whose cost was predicted from the runs at other rates alone; the mean of all.",
-    "a sync of the disk": "with all that is done once for a batch. A busy broker has larger batches and "
-    "fewer syncs for a message; --syncs is what its disk does in a second at most.",
+    "brokers needed": "the least number of brokers of which each needs at most the allowed part of its "
+    "cores for its share of the load, and the brokers that may be away in addition.",
+    "CPU of a message": "CPU time of a broker of the measured machine for a message and all of its "
+    "deliveries. A faster core needs less.",
+    "error": "the cost of each run is predicted from the runs at other rates alone. This is the mean "
+    "error of these predictions.",
+    "a sync of the disk": "with all work that a broker does once for a batch. A busy broker has larger "
+    "batches and fewer syncs for a message; --syncs is the largest number of syncs a second of its disk.",
     "not in it": "clients, the balancer, network and disk. Compare the written megabytes with your disks. "
-    "Each queue, one for each subscription, is one process of its broker: it is busy for the allowed part "
-    "of one core at most.",
+    "A queue, one for each subscription, is one process of its broker and uses one core at most. The "
+    "answer has so many brokers that no queue needs more than the allowed part of that core.",
 }
 
 

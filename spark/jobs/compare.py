@@ -178,8 +178,8 @@ def _page(
 
 
 WORDS = {
-    "second / first": "of one run each: how much of it is chance, it does not say. python -m bench compare "
-    "repeats, and does.",
+    "second / first": "of one run each, so it does not show how much is chance. `python -m bench compare` "
+    "repeats both and gives an interval.",
 }
 
 

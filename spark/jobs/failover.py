@@ -33,10 +33,10 @@ BROKER_DIMS = ["broker", "topic", "subscription"]
 # Incidents that are shown above the tables.
 FIGURES_MAX = 10
 WORDS = {
-    "gap": "time without a confirm, or without a first delivery, while something was waiting for one. "
-    "Repeats fill no gap. What was never confirmed waits until the next confirm of its publisher, or to the "
-    "end of the run; so does what was never delivered.",
-    "around": "gaps that lasted while the incident did, or began within "
+    "gap": "time without a confirm, or without a first delivery, while a message waited for one. Repeats "
+    "end no gap. A message that was never confirmed waits until the next confirm of its publisher, or to "
+    "the end of the run; so does a message that was never delivered.",
+    "around": "gaps that lasted during the incident, or began within "
     f"{FOLLOWS_NS / NS_PER_S:g} s after it and before the next one.",
 }
 GAP: dict[str, Cell] = {

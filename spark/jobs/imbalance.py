@@ -49,10 +49,11 @@ from spark.pages import collected, page_of
 
 HOT_MAX = 20
 WORDS = {
-    "largest / mean": "1 is even; n is all on one of n.",
-    "Gini": "0 is even; (n - 1) / n is all on one.",
-    "rate while they took any": "messages over the seconds in which the broker confirmed any: one that was "
-    "added late, or was down, is judged for its own time. It forgives a broker that took little.",
+    "largest / mean": "1 is even. n is all on one of n.",
+    "Gini": "0 is even. (n - 1) / n is all on one of n.",
+    "rate while they took any": "messages over the seconds in which the broker confirmed any. A broker "
+    "that was added late, or was down, is thus judged for its own time; a broker that took little seems "
+    "better than it was.",
 }
 
 

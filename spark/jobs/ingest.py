@@ -104,11 +104,12 @@ def _as_json(runs: list[Ingested]) -> dict[str, Any]:
 
 
 WORDS = {
-    "good": "has every column, typed, of this run, and a topic and subscription of the manifest.",
-    "bad": "any other line but the clock anchor. Its start and its reason are in the table quarantine; it is "
-    "in no number of any report.",
-    "read now": "a file whose content changed since it was last read, in place of what it had given. A file "
-    "that is gone keeps its rows.",
+    "good": "a line that has every column, of the right type, of this run, and a topic and subscription "
+    "of the manifest.",
+    "bad": "any other line, except the clock anchor. The table quarantine has its beginning and the "
+    "reason. No number of a report includes it.",
+    "read now": "a file whose content changed since it was last read. Its rows replace its earlier rows. "
+    "The rows of a file that is gone stay.",
 }
 
 

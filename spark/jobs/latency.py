@@ -48,21 +48,22 @@ from spark.pages import (
 SHOWN = (50.0, 90.0, 99.0, 99.9, 99.99, 99.999, 100.0)
 TIMELINE = {50: None, 99: DASHED, 100: DOTTED}
 WORDS = {
-    "have none": "what was published and never confirmed has no latency, and is in no percentile: it "
-    "would be beyond all of them.",
-    "percentiles": "of exact counts per HdrHistogram bin (3 digits), equal to those of a histogram that was "
-    "fed each value. One that fewer than one sample lies beyond is not shown.",
-    "histograms": "of the whole run, as HdrHistogram writes them down, are in latency.json.",
+    "have none": "a message that was never confirmed has no latency. The percentiles do not include it; "
+    "it would be beyond all of them.",
+    "percentiles": "from exact counts per HdrHistogram bin (3 digits), equal to those of a histogram of "
+    "all values. A percentile is shown if at least one sample lies beyond it.",
+    "histograms": "latency.json has those of the whole run, in HdrHistogram's own form.",
 }
 CORRECTED = {
-    "corrected": "counts from the intended time, which was known beforehand: a stall shows in every message "
-    "that it held up.",
-    "uncorrected": "counts from the sending: what a sender waited before is forgiven. Where the two part, "
-    "the sender was held back.",
+    "corrected": "counts from the intended time, which the schedule gave before the run. A stall shows in "
+    "every message that it delayed.",
+    "uncorrected": "counts from the sending, without the time that a message waited in its sender. Where "
+    "the two part, messages waited in the sender.",
 }
 UNCORRECTED = {
-    "uncorrected": "no intended times were recorded: a message counts from when the application handed it "
-    "over, or from the sending. What a stall kept the application from handing over shows nowhere.",
+    "uncorrected": "no intended times were recorded. A message counts from the time when the application "
+    "handed it over, or from the sending. Messages that a stall kept the application from handing over "
+    "are not in it.",
 }
 
 

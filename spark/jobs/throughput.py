@@ -30,12 +30,12 @@ from spark.pages import collected, marks_and_spans, page_of, series_by, since_s,
 KINDS = {"subscriptions": (DELIVERED,), "publishers": (CONFIRMED,)}
 WORDS = {
     "confirmed": "counted in the second in which the confirm came, at the broker that gave it.",
-    "delivered": "counted in the second of receipt; repeats are deliveries too.",
-    "mean": "over the whole run, or its day: seconds in which nothing was confirmed are in it.",
+    "delivered": "counted in the second of receipt. Repeats are deliveries too.",
+    "mean": "over the whole run, or its day, with the seconds in which nothing was confirmed.",
     "load": "from the time at which the first message was meant to be sent to that of the last, or to the "
     "last confirm. A run that waits afterwards, for a broker or for consumers, lasts longer.",
-    "mean of those": "over the seconds in which there were any: a broker that was added late is not "
-    "diluted.",
+    "mean of those": "over the seconds that have any. A broker that was added late has the mean of its "
+    "own time.",
 }
 
 

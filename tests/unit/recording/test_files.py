@@ -493,6 +493,12 @@ def test_the_folder_above_the_events_says_where_they_are(tmp_path: Path) -> None
         read_manifest(tmp_path)
 
 
+def test_a_run_of_bench_without_events_says_how_to_record_them(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(RunInvalid, match=r"not the folder of a run; .* needs `events = true`$"):
+        read_manifest(tmp_path)
+
+
 def test_files_whose_numbers_are_absent_between_others_are_named() -> None:
     names = [f"published-a-1-{number:04}.ndjson" for number in (2, 3, 6)]
     names += ["published-b.ndjson", "published-c-0007.ndjson", "delivered-a-1-0001.ndjson"]
