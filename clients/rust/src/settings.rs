@@ -82,7 +82,11 @@ impl Settings {
                 let port = url.port_or_known_default().unwrap_or(443);
                 let host = url.host_str().unwrap_or_default().to_string();
                 let mut found = std::net::ToSocketAddrs::to_socket_addrs(&(host.as_str(), port))?;
-                builder = builder.resolve(&tls.name, found.next().ok_or("no such host")?);
+                // The name is the certificate's alone: agents know their address, not every name of it.
+                let own = reqwest::header::HeaderValue::from_str(&format!("{host}:{port}"))?;
+                builder = builder
+                    .default_headers([(reqwest::header::HOST, own)].into_iter().collect())
+                    .resolve(&tls.name, found.next().ok_or("no such host")?);
                 url.set_host(Some(&tls.name))?;
             }
         }
