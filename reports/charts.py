@@ -45,6 +45,8 @@ ROW_IN, TITLE_IN, AXIS_IN = 0.2, 0.42, 0.42
 # Room for the names to the left, in letters and as a part of the figure's width.
 NAME_LETTERS, NAME_WIDTH = 30, 0.22
 ROWS_MAX = 12
+# The seconds of each unit in which times may be read, the largest first.
+UNITS_OF_TIME = ((86_400, "days"), (3_600, "hours"), (1, "seconds"))
 # Seconds that are shown before and after, at least.
 BEFORE_S, AFTER_S = 0.5, 1.0
 
@@ -116,9 +118,9 @@ def over_time(
     until_s: float,
     marks: Sequence[Mark] = (),
     spans: Sequence[Span] = (),
-    axis: str = "seconds since the start of the run",
+    axis: str = "since the start of the run",
 ) -> str:
-    """Draw panels one above the other, over seconds. axis: the meaning of x."""
+    """Draw panels one above the other, over time. axis: the meaning of x, behind its unit."""
     until_s = max(until_s, 1.0)
     with matplotlib.rc_context(SETTINGS):
         label_lines = _label_lines(marks, until_s)
@@ -144,7 +146,7 @@ def over_time(
         drawn[0].set_xlim(0, until_s)
         unnamed = sum(line is None for line in label_lines)
         more = f"; {unnamed} marks had no room for their names" if unnamed else ""
-        drawn[-1].set_xlabel(f"{axis}{more}")
+        drawn[-1].set_xlabel(f"{_unit_of_time(drawn[-1], until_s)} {axis}{more}")
         _label_marks(drawn[0], marks, label_lines, until_s)
         figure.subplots_adjust(
             left=LEFT, right=RIGHT, top=1 - above_in / height_in, bottom=0.45 / height_in
@@ -292,6 +294,16 @@ def _short(label: str) -> str:
     if len(label) <= room:
         return label
     return f"{label[: room // 2]}\N{HORIZONTAL ELLIPSIS}{label[-room // 2 :]}"
+
+
+def _unit_of_time(panel: Axes, until_s: float) -> str:
+    """Have the seconds of x read in the largest unit of which there are two, and return its name."""
+    unit_s, name = next(each for each in UNITS_OF_TIME if until_s >= 2 * each[0] or each[0] == 1)
+    if unit_s > 1:
+        ticks = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, until_s / unit_s)
+        panel.set_xticks([tick * unit_s for tick in ticks if 0 <= tick * unit_s <= until_s])
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda at_s, _: f"{at_s / unit_s:g}"))
+    return name
 
 
 def _label_lines(marks: Sequence[Mark], until_s: float) -> list[int | None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from messagebus.terminal import plural
+from messagebus.terminal import duration, plural
 from reports.charts import Mark, Series, Span
 from reports.page import Page
 from reports.svg import COLOURS
@@ -54,7 +54,7 @@ def _meta(run: Run) -> str:
     started = datetime.fromtimestamp(manifest.start_ns // SECOND_NS, UTC)
     parts = [f"started {started:%Y-%m-%d %H:%M:%S} UTC"]
     if manifest.end_ns:
-        parts.append(f"{since_s(run, manifest.end_ns):,.0f} s")
+        parts.append(duration(since_s(run, manifest.end_ns)))
     if run.day:
         parts.append(f"of it the day {run.day}")
     parts += [

@@ -60,7 +60,7 @@ def over_time_chart(result: Result) -> str:
         until_s=until_s,
         marks=[mark for mark in _marks(result) if mark.at_s <= until_s],
         spans=[Span(measured.start, measured.stop)],
-        axis="seconds since the load began; shaded: measured",
+        axis="since the load began; shaded: measured",
     )
 
 

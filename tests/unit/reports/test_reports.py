@@ -268,9 +268,21 @@ def test_of_more_series_than_colours_the_first_are_drawn_and_the_others_counted(
 
 def test_a_name_is_no_formula_and_the_axis_says_what_it_shows() -> None:
     panel = Panel("load", [Series("a$b$c <d>", [0, 1], [1, 2])])
-    text = charts.over_time([panel], until_s=1, axis="seconds since the load began")
+    text = charts.over_time([panel], until_s=1, axis="since the load began")
     assert ">a$b$c &lt;d&gt;<" in text
     assert ">seconds since the load began<" in text
+
+
+@pytest.mark.parametrize(
+    ("until_s", "unit", "last"),
+    [(7_199, "seconds", 7_000), (7_200, "hours", 2), (86_400, "hours", 20), (471_122, "days", 5)],
+)
+def test_times_are_read_in_the_largest_unit_of_which_there_are_two(
+    until_s: float, unit: str, last: int
+) -> None:
+    text = charts.over_time([Panel("load", [Series("a", [0, until_s], [1, 1])])], until_s=until_s)
+    assert f">{unit} since the start of the run<" in text
+    assert f">{last}<" in text
 
 
 TABLE = Table(("broker", "count", "p99"), (("mb1", "12", "3.5 ms"), ("mb22", "1,000", "12 ms")))
