@@ -97,6 +97,8 @@ Ssh = Annotated[
 ]
 Ip = Annotated[str, _form("[0-9a-fA-F.:]{2,45}")]
 IpOnNetwork = Annotated[str, _form("[0-9a-fA-F.:]{2,45}/[0-9]{1,3}")]
+Interface = Annotated[str, _form("[A-Za-z0-9_.-]{1,15}")]
+VrrpId = Annotated[int, Field(strict=True, ge=1, le=255)]
 Version = Annotated[str, _form("[A-Za-z0-9.+:~-]{1,100}")]
 Program = Annotated[str, _form("/[A-Za-z0-9_./-]{1,200}")]
 Rate = Annotated[str, _form("[1-9][0-9]{0,5}[KMG]?")]

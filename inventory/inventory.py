@@ -325,7 +325,8 @@ def _line_of(fault: ErrorDetails, is_array: bool) -> str:
         case "string_pattern_mismatch":
             what = f"{value!r} is not of the form {context['pattern'][4:-2]}"
         case "int_type" | "greater_than_equal" | "less_than_equal":
-            what = f"{value!r} is not a whole number from 1 to 10,000,000"
+            most = context.get("le", 10_000_000)
+            what = f"{value!r} is not a whole number from 1 to {most:,}"
         case "literal_error":
             what = f"{value!r}; allowed: {context['expected']}"
         case "value_error":
@@ -482,12 +483,13 @@ def _of_balancers(inventory: Inventory) -> Iterator[str]:
         if each.host in by_sudo:
             yield f"balancer {each.name}: the SSH user of {each.host} is not root, as a balancer requires"
     yield from _twice("balancer", (each.name for each in balancers))
-    yield from _twice("balancer address", (str(each.amqp) for each in balancers))
+    yield from _twice("balancer address", map(_bound, balancers))
     for each in balancers:
         if bool(each.http) != bool(inventory.gateways):
             yield f"balancer {each.name}: http and [[gateways]] go together"
         if each.http_cert_file and not each.http:
             yield f"balancer {each.name}: http_cert_file needs http"
+        yield from _of_vrrp(each, balancers)
     for kind, files in (
         ("admin socket", [(each.host, each.socket) for each in balancers]),
         ("configuration", [(each.host, each.config) for each in balancers]),
@@ -495,6 +497,42 @@ def _of_balancers(inventory: Inventory) -> Iterator[str]:
         ("pid file", [(each.host, each.master_pid_file) for each in balancers]),
     ):
         yield from _twice(kind, (f"{host}:{file}".lstrip(":") for host, file in files))
+
+
+def _bound(balancer: Balancer) -> str:
+    """Return where a balancer listens: another place on each host, where it is any address of its host."""
+    return f"{balancer.host}:{balancer.amqp}" if _is_any(balancer.amqp) else str(balancer.amqp)
+
+
+def _is_any(address: Address) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(address.host.strip("[]")).is_unspecified
+    return False
+
+
+def _of_vrrp(balancer: Balancer, balancers: Collection[Balancer]) -> Iterator[str]:
+    """Report what a balancer lacks to have an address that moves."""
+    where = f"balancer {balancer.name}: vrrp_address"
+    if not balancer.vrrp_address:
+        if balancer.vrrp_interface:
+            yield f"balancer {balancer.name}: vrrp_interface needs vrrp_address"
+        return
+    try:
+        ipaddress.ip_interface(balancer.vrrp_address)
+    except ValueError as fault:
+        yield f"{where}: {fault}"
+    for lacking in ("host", "vrrp_interface"):
+        if not getattr(balancer, lacking):
+            yield f"{where}: {lacking}: missing"
+    for key in ("amqp", "list"):
+        address: Address = getattr(balancer, key)
+        if not _is_any(address):
+            yield f"{where}: {key} is {address}: only 0.0.0.0:{address.port} is at every address of its host"
+    same = [each for each in balancers if each.vrrp_address == balancer.vrrp_address]
+    if len(same) < 2:
+        yield f"{where}: no other balancer has {balancer.vrrp_address}, so it cannot move"
+    if len({each.vrrp_id for each in same}) > 1:
+        yield f"{where}: the balancers that share it need the same vrrp_id"
 
 
 def _unknown(where: str, host: str, inventory: Inventory) -> Iterator[str]:

@@ -22,6 +22,7 @@ SESSIONS_MAX = 8_000
 BALANCER = "haproxy"
 """Name of a balancer that has none in the inventory."""
 HAPROXY = Path("/usr/sbin/haproxy")
+VRRP_ID = 51
 
 # RabbitMQ's own default of 50 MB leaves no room for the writes that follow after it has stopped publishers.
 DISK_FREE_MB = 2_000
@@ -96,6 +97,10 @@ class Balancer:
     sessions_max: connections at the same time, of all kinds together.
     server_sessions_max: the same for one broker, `sessions_max` by default; a connection above it waits for
         `connect_s` and is refused.
+    vrrp_address: ``IP/PREFIX`` that one of the balancers with the same has at a time; clients call it. ""
+        where clients know them by several addresses. It moves by VRRP, with keepalived.
+    vrrp_interface: network interface of that address, on its host.
+    vrrp_id: virtual router id, 1 to 255, that no other pair in the same network has.
     """
 
     name: forms.Name = BALANCER
@@ -117,6 +122,9 @@ class Balancer:
     dns: forms.YesNo = False
     sessions_max: forms.Count = SESSIONS_MAX
     server_sessions_max: forms.Count = 0
+    vrrp_address: forms.IpOnNetwork = ""
+    vrrp_interface: forms.Interface = ""
+    vrrp_id: forms.VrrpId = VRRP_ID
     timers: Timers = dataclasses.field(default_factory=Timers)
 
     def __post_init__(self) -> None:

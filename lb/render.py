@@ -28,6 +28,9 @@ BROKERS = "mb_brokers"
 WEIGHT = 100
 """Weight of every broker; an operator may set another at run time."""
 
+ALIVE = "/alive"
+"""Path at which HAProxy says, on the port of its statistics, that it works."""
+
 _UNMARKED = "0" * 16
 _MARKER = re.compile(r'^    description "(messagebus \S+ config [0-9a-f]{16})"$', re.MULTILINE)
 
@@ -57,6 +60,7 @@ def render(inventory: Inventory) -> str:
         "tls": inventory.tls,
         "supervisor": inventory.supervisor,
         "backend": BROKERS,
+        "alive": ALIVE,
         "weight": WEIGHT,
         "gate_steps": gate_check_steps(balancer.probe_user, balancer.probe_password),
         "checksum": _UNMARKED,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ops.provision.units import KEEPALIVED
 from ops.provision.wanted import (
     AGENT_UNIT,
     BROKER_UNIT,
@@ -22,6 +23,7 @@ from ops.provision.wanted import (
     GATEWAY_UNIT,
     PROGRAMS,
     RABBIT_ETC,
+    VRRP_UNIT,
     WantedFile,
     WantedHost,
 )
@@ -268,6 +270,10 @@ def _units(wanted: WantedHost, observed: Observed, written: list[Change]) -> Ite
         # HAProxy sees its end coming, and leases go back to their brokers.
         what = "restart the gateway" if runs else "start the gateway"
         yield Change(what=what, argv=("systemctl", "restart", GATEWAY_UNIT))
+    if VRRP_UNIT in wanted.units and (KEEPALIVED in paths or VRRP_UNIT not in observed.active):
+        # A reload keeps the address where it is.
+        what = f"have {VRRP_UNIT} keep the balancers' address at one of them"
+        yield Change(what=what, argv=("systemctl", "reload-or-restart", VRRP_UNIT))
 
 
 def _is_agents(path: Path) -> bool:

@@ -14,6 +14,7 @@ import click
 import lb.keeper
 from inventory.files import Templates
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
+from lb.render import ALIVE
 
 UNITS = Path("/etc/systemd/system")
 KEEPER = Path("/usr/local/lib/messagebus/keeper.py")
@@ -21,6 +22,9 @@ KEEPER = Path("/usr/local/lib/messagebus/keeper.py")
 BALANCER_STATE_UNIT = "messagebus-balancer-state"
 SAVE_EVERY_S = 2
 WORKER_GRACE_S = 30
+KEEPALIVED = Path("/etc/keepalived/keepalived.conf")
+ALIVE_CHECK = KEEPER.with_name("alive.sh")
+"""Path of the check by which keepalived learns whether HAProxy works."""
 # Descriptors beside two for each connection: listeners, checks, logs.
 FILES_BESIDE = 1_000
 
@@ -44,11 +48,18 @@ def balancer_files(inventory: Inventory, balancer: Balancer) -> dict[Path, str]:
         "files_max": 2 * balancer.sessions_max + FILES_BESIDE,
     }
     state = f"{BALANCER_STATE_UNIT}.service"
-    return {
+    files = {
         UNITS / "haproxy.service.d" / "messagebus.conf": _render("haproxy.conf.j2", words),
         UNITS / state: _render(f"{state}.j2", words),
         KEEPER: Path(lb.keeper.__file__).read_text(),
     }
+    if balancer.vrrp_address:
+        here = balancer.stats.host in ("0.0.0.0", "[::]")
+        words |= {"check": ALIVE_CHECK, "alive": ALIVE}
+        words |= {"stats_host": "127.0.0.1" if here else balancer.stats.host.strip("[]")}
+        files[ALIVE_CHECK] = _render("alive.sh.j2", words)
+        files[KEEPALIVED] = _render("keepalived.conf.j2", words)
+    return files
 
 
 def worker_files(program: Path) -> dict[Path, str]:

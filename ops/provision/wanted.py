@@ -21,6 +21,7 @@ from ops.local.secrets import password_hash
 from ops.provision.units import BALANCER_STATE_UNIT, TEMPLATES, balancer_files
 
 AGENT_UNIT, BROKER_UNIT, BALANCER_UNIT = "messagebus-agent", "rabbitmq-server", "haproxy"
+VRRP_UNIT = "keepalived"
 AGENT_USER = "messagebus"
 # Of the Debian package, `make deb`: its libraries are compiled, and no part of the agent's program.
 GATEWAY_UNIT, GATEWAY_PACKAGE = "messagebus@gateway", "messagebus"
@@ -113,14 +114,19 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
     Raises OpsError when nothing is to run there, or more than one broker.
     """
     nodes = [node for node in inventory.brokers if name in hosts_of(inventory, node)]
-    has_balancer = any(each.host == name for each in inventory.balancers)
+    balancers = [each for each in inventory.balancers if each.host == name]
     if len(nodes) > 1:
         raise OpsError(f"host {name} has several brokers: {', '.join(n.name for n in nodes)}")
     gateway = next((each for each in inventory.gateways if each.host == name), None)
-    if not nodes and not has_balancer and gateway is None:
+    if not nodes and not balancers and gateway is None:
         raise OpsError(f"nothing of the inventory runs on host {name}")
-    packages = {"chrony": ""} | ({"haproxy": "", "python3": ""} if has_balancer else {})
-    units = ("chrony", *((BALANCER_UNIT, BALANCER_STATE_UNIT) if has_balancer else ()))
+    packages = {"chrony": ""} | ({"haproxy": "", "python3": ""} if balancers else {})
+    units: tuple[str, ...] = ("chrony",)
+    if balancers:
+        units += (BALANCER_UNIT, BALANCER_STATE_UNIT)
+    if any(each.vrrp_address for each in balancers):
+        packages[VRRP_UNIT] = ""
+        units += (VRRP_UNIT,)
     front = tuple(_balancer_files(inventory, name))
     if gateway is not None:
         packages[GATEWAY_PACKAGE] = ""

@@ -492,6 +492,54 @@ def test_what_is_wrong_with_one_of_several_balancers_is_told(
     assert fault in str(told_of_tables.value)
 
 
+def paired(**second: Any) -> dict[str, Any]:
+    """Two balancers, each on a host of its own, that share 10.0.0.9."""
+    values = several(**second)
+    values["hosts"].append({"name": "front1", "ssh": "root@10.0.0.1"})
+    values["balancer"] |= {"vrrp_address": "10.0.0.9/24", "vrrp_interface": "eth0"}
+    for each in values["balancers"]:
+        each |= {"amqp": "0.0.0.0:5672", "list": "0.0.0.0:8081"} | second
+    values["balancers"][0] |= {
+        "host": "front1",
+        **{key: values["balancers"][1][key] for key in OWN[3:]},
+    }
+    return values
+
+
+def test_two_balancers_share_an_address_that_moves() -> None:
+    read = parse(paired(), base=BASE)
+    assert [each.vrrp_address for each in read.balancers] == ["10.0.0.9/24"] * 2
+    assert [each.vrrp_id for each in read.balancers] == [51, 51]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (_set("balancers.1.vrrp_address", "10.0.0.8/24"), "no other balancer has 10.0.0.9/24"),
+        (
+            lambda values: values["balancer"].pop("vrrp_address"),
+            "vrrp_interface needs vrrp_address",
+        ),
+        (_set("balancer.vrrp_address", "10.0.0.999/24"), "lb1: vrrp_address: '10.0.0.999/24'"),
+        (_set("balancer.vrrp_interface", "eth 0"), "'eth 0' is not of the form"),
+        (_set("balancers.1.vrrp_interface", "x" * 16), "is not of the form"),
+        (_set("balancer.vrrp_id", 256), "256 is not a whole number from 1 to 255"),
+        (_set("balancers.1.vrrp_id", 7), "need the same vrrp_id"),
+        (_set("balancers.1.amqp", "10.0.0.2:5672"), "only 0.0.0.0:5672 is at every address"),
+        (_set("balancers.1.list", "10.0.0.2:8081"), "lb2: vrrp_address: list is 10.0.0.2:8081"),
+        (_set("balancers.1.host", "front1"), "configuration front1:/etc/haproxy"),
+    ],
+)
+def test_what_keeps_an_address_from_moving_is_told(
+    change: Callable[[dict[str, Any]], None], fault: str
+) -> None:
+    values = paired()
+    change(values)
+    with pytest.raises(ConfigError) as told:
+        parse(values, base=BASE)
+    assert fault in str(told.value)
+
+
 def test_two_balancers_of_this_machine_have_files_of_their_own() -> None:
     values = several()
     del values["balancers"][1]["host"]

@@ -237,6 +237,24 @@ def test_a_gateway_is_restarted_for_its_settings_and_reads_its_tokens_by_itself(
     assert [change.what for change in ended] == ["start the gateway"]
 
 
+def test_keepalived_reads_its_settings_anew_and_is_started_when_it_does_not_run() -> None:
+    settings = WantedFile(path=Path("/etc/keepalived/keepalived.conf"), text="1")
+    units = (*WANTED.units, "keepalived")
+    wanted = replace(WANTED, files=(*WANTED.files, settings), units=units)
+    right = replace(
+        RIGHT,
+        files={**RIGHT.files, settings.path: (settings.digest, 0o644, "root:root")},
+        enabled=frozenset(units),
+        active=frozenset(units),
+    )
+    assert changes(wanted, right) == []
+    for other in (
+        replace(right, files={**right.files, settings.path: ("", 0o644, "root:root")}),
+        replace(right, active=right.active - {"keepalived"}),
+    ):
+        assert changes(wanted, other)[-1].argv == ("systemctl", "reload-or-restart", "keepalived")
+
+
 SECRET = "pa55"
 
 

@@ -331,6 +331,28 @@ def test_a_gateways_host_has_the_package_its_settings_and_its_unit() -> None:
     assert len(names) == len(set(names))
 
 
+def test_each_host_of_balancers_with_one_address_has_keepalived_with_the_same_settings() -> None:
+    own = VALUES["balancer"] | {
+        "amqp": "0.0.0.0:5672",
+        "list": "0.0.0.0:8081",
+        "vrrp_address": "10.0.0.9/24",
+        "vrrp_interface": "eth0",
+    }
+    del own["host"]
+    of = inventory(balancer=own, balancers=[{"name": name, "host": name} for name in ("lb1", "h2")])
+    texts = {}
+    for name in ("lb1", "h2"):
+        wanted = host(of, name)
+        assert "keepalived" in wanted.packages
+        assert wanted.units[-1] == "keepalived"
+        texts[name] = text_of(wanted, "/etc/keepalived/keepalived.conf")
+        assert "/dev/tcp/lb1/8404" in text_of(wanted, "/usr/local/lib/messagebus/alive.sh")
+    assert "10.0.0.9/24" in texts["lb1"]
+    assert texts["lb1"].replace("router_id lb1", "router_id h2") == texts["h2"]
+    alone = host(inventory(), "lb1")
+    assert "keepalived" not in {*alone.packages, *alone.units}
+
+
 @pytest.mark.parametrize("more", [{}, TLS])
 def test_the_gateway_reads_its_settings(
     more: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
