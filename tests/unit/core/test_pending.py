@@ -387,6 +387,11 @@ def test_whoever_waits_for_all_ends_the_wait_of_lingering_batches() -> None:
     assert packs(made.take(999)) == []
 
 
+def test_a_batch_is_bounded_in_messages_and_in_bytes() -> None:
+    assert packs(packed(*numbered(1, 1, 1, 1), window=9).take(0)) == [["1", "2", "3"], ["4"]]
+    assert packs(packed(*numbered(20, 20, 20), window=9).take(0)) == [["1", "2"], ["3"]]
+
+
 def test_a_batch_that_was_sent_takes_no_more() -> None:
     made = packed(*numbered(10))
     assert packs(made.take(0)) == [["1"]]
