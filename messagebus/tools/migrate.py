@@ -1,0 +1,444 @@
+"""`messagebus migrate plan`: what of a RabbitMQ's definitions maps to topics, subscriptions and queues here.
+
+It reads an export (`rabbitmqctl export_definitions`, or the management page's), asks no broker and changes
+nothing. What cannot be mapped has one line each, with what to do instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from messagebus.commands.exits import Exit
+from messagebus.destination import NAME_BYTES_MAX, check_name
+from messagebus.errors import ConfigError, NameInvalid, NotFound
+from messagebus.terminal import escaped, plural, say
+
+# A broker with 100,000 queues exports some 30 MB.
+DEFINITIONS_BYTES_MAX = 256 * 1024 * 1024
+SHOWN_CHARS_MAX = 200
+PARTS = ("exchanges", "queues", "bindings", "policies", "parameters", "users")
+_STRANGE = re.compile(r"[^A-Za-z0-9_.-]+")
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """One thing of the export, and what it becomes. note: what is different there, "" for nothing."""
+
+    what: str
+    becomes: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmapped:
+    """One thing of the export that has no counterpart, and what to do instead."""
+
+    what: str
+    instead: str
+
+
+@dataclass(slots=True)
+class Plan:
+    """Plan of a migration. declare: arguments of `messagebus declare`, each once, in order."""
+
+    mapped: list[Mapped] = field(default_factory=list)
+    unmapped: list[Unmapped] = field(default_factory=list)
+    declare: dict[str, None] = field(default_factory=dict)
+
+
+_NO_DROPS = "no queue drops messages: set a policy with overflow=reject-publish, or watch the depth"
+_FORWARD = "between buses, `messagebus forward` forwards topics: docs/guides/sites.md"
+NO_PATTERNS = (
+    "there are no patterns: use a topic for each kind of message, and a subscription of each"
+)
+_OF_EXCHANGES = {
+    "headers": "no routing by headers: use a topic for each kind of message",
+    "x-consistent-hash": "use a topic with partitions, and a key: messagebus declare NAME --partitions N",
+    "x-modulus-hash": "use a topic with partitions, and a key: messagebus declare NAME --partitions N",
+    "x-random": "use a queue: its consumers compete",
+    "x-recent-history": "declare a stream of the topic, and replay it: docs/guides/replay.md",
+}
+# Arguments of queues, and the same as settings of policies, without "x-".
+_UNMAPPED_SETTINGS = {
+    "message-ttl": "no time to live of a queue: publishers set ttl_s for each message",
+    "max-length": _NO_DROPS,
+    "max-length-bytes": _NO_DROPS,
+    "max-priority": "no priorities between messages: use a queue for each priority",
+    "federation-upstream": _FORWARD,
+    "federation-upstream-set": _FORWARD,
+    "alternate-exchange": "an unroutable message is returned to its publisher: handle Unroutable there",
+}
+_NOTED_SETTINGS = {
+    "dead-letter-exchange": "rejected messages go to its parking queue",
+    "dead-letter-routing-key": "",
+    "dead-letter-strategy": "",
+    "overflow": "",
+    "queue-type": "",
+    "queue-version": "",
+    "queue-mode": "",
+    "queue-master-locator": "",
+    "queue-leader-locator": "",
+    "quorum-initial-group-size": "each message is on one broker: publish redundantly, or mirror the disk",
+    "ha-mode": "each message is on one broker: publish redundantly, or mirror the disk",
+    "ha-params": "",
+    "ha-sync-mode": "",
+    "ha-sync-batch-size": "",
+    "ha-promote-on-failure": "",
+    "ha-promote-on-shutdown": "",
+    "delivery-limit": "declare it with --delivery-limit",
+    "single-active-consumer": "single_active=True of the subscription",
+    "expires": "expires_s of the subscription",
+    "max-age": "keep_s of the stream",
+}
+
+
+def plan_of(definitions: Mapping[str, Sequence[Entry]]) -> Plan:
+    """Return the plan for the definitions of one virtual host, by their parts; all parts may be missing."""
+    plan, names = Plan(), _Names()
+    # An export leaves out RabbitMQ's own exchanges.
+    own = {
+        name: {"name": name, "type": name.removeprefix("amq.")}
+        for name in _own_exchanges(definitions)
+    }
+    exchanges = own | {each["name"]: each for each in definitions.get("exchanges", ())}
+    queues = {each["name"]: each for each in definitions.get("queues", ())}
+    bound = _bindings(definitions.get("bindings", ()), exchanges, queues, plan)
+    for name, exchange in exchanges.items():
+        if name and (not name.startswith("amq.") or any(source == name for source, _ in bound)):
+            _map_exchange(plan, names, exchange, bound)
+    for name, queue in queues.items():
+        _map_queue(
+            plan, names, queue, [pair for pair, ends in bound.items() if name in ends], exchanges
+        )
+    for policy in definitions.get("policies", ()):
+        _map_policy(plan, policy)
+    for parameter in definitions.get("parameters", ()):
+        what = f"{parameter.get('component', 'parameter')} {parameter['name']}"
+        plan.unmapped.append(Unmapped(what, _FORWARD))
+    if users := definitions.get("users", ()):
+        plan.unmapped.append(
+            Unmapped(
+                plural(len(users), "user"), "give them rights anew: docs/operations/security.md"
+            )
+        )
+    return plan
+
+
+def _own_exchanges(definitions: Mapping[str, Sequence[Entry]]) -> set[str]:
+    sources = {str(each["source"]) for each in definitions.get("bindings", ())}
+    return {each for each in sources if each.startswith("amq.")}
+
+
+class _Names:
+    """Names that messagebus accepts, for names of RabbitMQ; no two have one."""
+
+    def __init__(self) -> None:
+        self._taken: dict[tuple[str, str], str] = {}
+
+    def of(self, kind: str, name: str) -> str:
+        """Return the name to use. Raises NameInvalid where another has taken it."""
+        try:
+            found = check_name(kind, name)
+        except NameInvalid:
+            found = _STRANGE.sub("-", name).lstrip(".-")[:NAME_BYTES_MAX]
+            found = check_name(
+                kind, f"old-{found}" if found.startswith(("amq.", "mb.", "jms.")) else found
+            )
+        if self._taken.setdefault((kind, found), name) != name:
+            raise NameInvalid(f"{found!r} is the name for {self._taken[kind, found]!r} already")
+        return found
+
+
+_Bound = dict[tuple[str, str], list[str]]
+"""Exchange and routing key -> the queues that are bound by it."""
+
+
+def _bindings(
+    bindings: Iterable[Entry],
+    exchanges: Mapping[str, Entry],
+    queues: Mapping[str, Entry],
+    plan: Plan,
+) -> _Bound:
+    found: _Bound = defaultdict(list)
+    for each in bindings:
+        source, target = each["source"], each["destination"]
+        if not source:  # the default exchange: every queue has it
+            continue
+        what = f"binding of {target} to {source}"
+        if each.get("destination_type", "queue") != "queue":
+            plan.unmapped.append(
+                Unmapped(
+                    what, "no exchange feeds another: give the topic a subscription for each reader"
+                )
+            )
+        elif source not in exchanges:
+            plan.unmapped.append(Unmapped(what, f"the export has no exchange {source}"))
+        elif target not in queues:
+            plan.unmapped.append(Unmapped(what, f"the export has no queue {target}"))
+        else:
+            is_fanout = _kind(exchanges[source]) == "fanout"
+            key = "" if is_fanout else str(each.get("routing_key", ""))
+            if target not in found[source, key]:
+                found[source, key].append(target)
+    return found
+
+
+def _kind(exchange: Entry) -> str:
+    """Return how an exchange routes."""
+    kind = str(exchange.get("type", ""))
+    if kind == "x-delayed-message":
+        return str(_arguments(exchange).get("x-delayed-type", "direct"))
+    return kind
+
+
+def _arguments(each: Entry) -> Mapping[str, Any]:
+    found = each.get("arguments")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _topic_of(exchange: Entry, key: str) -> str:
+    """Return the name of the topic for messages of an exchange and a key, as RabbitMQ's names are."""
+    name, kind = str(exchange["name"]), _kind(exchange)
+    if kind == "fanout" or not key or (kind == "topic" and key == "#"):
+        return name
+    return f"{name}.{key}"
+
+
+def _is_pattern(exchange: Entry, key: str) -> bool:
+    is_topic = _kind(exchange) == "topic"
+    return is_topic and key != "#" and bool({"*", "#"} & {*key.split(".")})
+
+
+def _map_exchange(plan: Plan, names: _Names, exchange: Entry, bound: _Bound) -> None:
+    name, kind = str(exchange["name"]), _kind(exchange)
+    what = f"exchange {name} ({exchange.get('type', kind)})"
+    if instead := _OF_EXCHANGES.get(kind):
+        plan.unmapped.append(Unmapped(what, instead))
+        return
+    if kind not in ("fanout", "direct", "topic"):
+        plan.unmapped.append(
+            Unmapped(what, "this type is not known: use a topic for each kind of message")
+        )
+        return
+    if "alternate-exchange" in _arguments(exchange):
+        plan.unmapped.append(
+            Unmapped(f"alternate-exchange of {what}", _UNMAPPED_SETTINGS["alternate-exchange"])
+        )
+    keys = [key for source, key in bound if source == name]
+    if not keys:
+        plan.unmapped.append(Unmapped(what, "no queue is bound to it: its messages go nowhere"))
+        return
+    exact = [key for key in keys if not _is_pattern(exchange, key)]
+    for key in keys:
+        if key not in exact:
+            for queue in bound[name, key]:
+                plan.unmapped.append(
+                    Unmapped(f"binding of {queue} to {name} by {key}", NO_PATTERNS)
+                )
+    if kind == "topic" and "#" in exact and len(keys) > 1:
+        for queue in bound[name, "#"]:
+            plan.unmapped.append(Unmapped(f"binding of {queue} to {name} by #", NO_PATTERNS))
+        exact.remove("#")
+    for key in exact:
+        try:
+            topic = names.of("topic", _topic_of(exchange, key))
+        except NameInvalid as fault:
+            plan.unmapped.append(
+                Unmapped(f"{what}, key {key!r}", f"choose a name for the topic: {fault}")
+            )
+            continue
+        note = "publish to it without a routing key" if key else ""
+        if exchange.get("type") == "x-delayed-message":
+            note = "delays: deliver_after_s of a publish"
+        plan.mapped.append(Mapped(what + (f", key {key}" if key else ""), f"topic {topic}", note))
+        plan.declare[topic] = None
+
+
+def _map_queue(
+    plan: Plan,
+    names: _Names,
+    queue: Entry,
+    pairs: Sequence[tuple[str, str]],
+    exchanges: Mapping[str, Entry],
+) -> None:
+    name, arguments = str(queue["name"]), _arguments(queue)
+    settings = {key.removeprefix("x-"): value for key, value in arguments.items()}
+    what = f"queue {name}"
+    if {"message-ttl", "dead-letter-exchange"} <= settings.keys():
+        instead = "it only delays: deliver_after_s of a publish, or RetryPolicy of a handler"
+        plan.unmapped.append(Unmapped(what, instead))
+        return
+    notes = _notes(plan, what, settings)
+    if not queue.get("durable", True):
+        notes.append("it becomes durable")
+    if queue.get("auto_delete", False):
+        notes.append("it stays without consumers, unless it is Subscription.ephemeral")
+    known = [
+        (exchange, key)
+        for exchange, key in pairs
+        if _kind(exchanges[exchange]) in ("fanout", "direct", "topic")
+        and not _is_pattern(exchanges[exchange], key)
+    ]
+    targets = _subscriptions(plan, names, name, known, exchanges)
+    if not pairs:
+        try:
+            targets = [f"queue:{names.of('queue', name)}"]
+        except NameInvalid as fault:
+            plan.unmapped.append(Unmapped(what, f"choose a name for the queue: {fault}"))
+    if len(targets) > 1:
+        notes.append("one handler may serve all of them")
+    for target in targets:
+        kind = "" if target.startswith("queue:") else "subscription "
+        plan.mapped.append(Mapped(what, f"{kind}{target}", "; ".join(notes)))
+        plan.declare[target] = None
+
+
+def _subscriptions(
+    plan: Plan,
+    names: _Names,
+    queue: str,
+    pairs: Sequence[tuple[str, str]],
+    exchanges: Mapping[str, Entry],
+) -> list[str]:
+    found = []
+    for exchange, key in pairs:
+        topic_name = _topic_of(exchanges[exchange], key)
+        try:
+            topic = names.of("topic", topic_name)
+            if topic in plan.declare:
+                found.append(f"{topic}/{names.of('subscription', queue)}")
+        except NameInvalid as fault:
+            what = f"queue {queue}, bound to {exchange}"
+            plan.unmapped.append(Unmapped(what, f"choose a name for the subscription: {fault}"))
+    return found
+
+
+def _notes(plan: Plan, what: str, settings: Mapping[str, Any]) -> list[str]:
+    """Return what is different for each setting that has a counterpart; note those that have none."""
+    notes = []
+    for key, value in settings.items():
+        if key in ("max-length", "max-length-bytes") and "reject" in str(
+            settings.get("overflow", "")
+        ):
+            notes.append(f"set {key}={value} by a policy with overflow=reject-publish")
+        elif key in _UNMAPPED_SETTINGS:
+            plan.unmapped.append(Unmapped(f"{key} of {what}", _UNMAPPED_SETTINGS[key]))
+        elif key not in _NOTED_SETTINGS:
+            plan.unmapped.append(
+                Unmapped(f"{key} of {what}", "it is not known; decide by its purpose")
+            )
+        elif note := _NOTED_SETTINGS[key]:
+            notes.append(note)
+    return notes
+
+
+def _map_policy(plan: Plan, policy: Entry) -> None:
+    what = f"policy {policy['name']} ({policy.get('pattern', '')})"
+    definition = policy.get("definition")
+    settings = definition if isinstance(definition, Mapping) else {}
+    before = len(plan.unmapped)
+    notes = _notes(plan, what, settings)
+    if len(plan.unmapped) == before:
+        plan.mapped.append(Mapped(what, "nothing to do", "; ".join(notes)))
+
+
+def read_definitions(path: Path, vhost: str | None) -> dict[str, list[Entry]]:
+    """Read an export and return the parts of one virtual host. Raises ConfigError, NotFound."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(DEFINITIONS_BYTES_MAX + 1)
+        if len(text) > DEFINITIONS_BYTES_MAX:
+            raise ConfigError(f"{path}: larger than {DEFINITIONS_BYTES_MAX:,} bytes")
+        found = json.loads(text)
+    except (OSError, ValueError, RecursionError) as fault:
+        told = fault.strerror if isinstance(fault, OSError) else f"no JSON: {fault}"
+        raise ConfigError(f"{path}: {told}") from fault
+    if not isinstance(found, dict) or not {"queues", "exchanges"} & found.keys():
+        raise ConfigError(
+            f"{path}: no definitions of RabbitMQ: it has neither queues nor exchanges"
+        )
+    parts = {part: _entries(path, part, found.get(part, [])) for part in PARTS}
+    hosts = {
+        each["vhost"] for part in ("queues", "exchanges") for each in parts[part] if "vhost" in each
+    }
+    if vhost is None and len(hosts) > 1:
+        raise ConfigError(f"{path}: --vhost, one of {', '.join(sorted(map(str, hosts)))}")
+    if vhost is not None and hosts and vhost not in hosts:
+        raise NotFound(f"{path}: no virtual host {vhost!r} with queues or exchanges")
+    chosen = vhost if vhost is not None else next(iter(hosts), None)
+    return {
+        part: [each for each in entries if part == "users" or each.get("vhost", chosen) == chosen]
+        for part, entries in parts.items()
+    }
+
+
+_IDENTITY: Mapping[str, tuple[str, ...]] = {"bindings": ("source", "destination")}
+
+
+def _entries(path: Path, part: str, found: object) -> list[Entry]:
+    keys = _IDENTITY.get(part, ("name",))
+
+    def wanted(each: object) -> bool:
+        return isinstance(each, dict) and all(isinstance(each.get(key), str) for key in keys)
+
+    if not isinstance(found, list) or not all(map(wanted, found)):
+        raise ConfigError(f"{path}: {part}: a list of objects with names wanted")
+    return found
+
+
+@click.group(short_help="Plan the way from another RabbitMQ.")
+def migrate() -> None:
+    """Plan the way from another RabbitMQ to the bus.
+
+    \b
+    Example:
+      messagebus migrate plan definitions.json
+    """
+
+
+@migrate.command(short_help="Print what of an export maps to what.")
+@click.argument("definitions", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--vhost", help="Virtual host, where the export has several.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def plan(definitions: Path, vhost: str | None, as_json: bool) -> int:
+    """Print what of DEFINITIONS, an export of a RabbitMQ, maps to topics, subscriptions and queues.
+
+    Each thing that cannot be mapped has one line with what to do instead, and the exit code is 7. The last
+    line is the command that declares the rest. It asks no broker and changes nothing.
+
+    \b
+    Example:
+      rabbitmqctl export_definitions definitions.json
+      messagebus migrate plan definitions.json
+    """
+    found = plan_of(read_definitions(definitions, vhost))
+    if as_json:
+        told = {
+            "mapped": [asdict(each) for each in found.mapped],
+            "unmapped": [asdict(each) for each in found.unmapped],
+            "declare": list(found.declare),
+        }
+        click.echo(json.dumps(told, indent=2))
+    else:
+        for one in found.mapped:
+            note = f"  ({_shown(one.note)})" if one.note else ""
+            say(f"{_shown(one.what)} -> {_shown(one.becomes)}{note}")
+        for other in found.unmapped:
+            say(f"cannot: {_shown(other.what)}: {_shown(other.instead)}")
+        if found.declare:
+            say(f"messagebus declare {' '.join(found.declare)}")
+    return Exit.FOUND if found.unmapped else Exit.DONE
+
+
+def _shown(text: str) -> str:
+    return escaped(text, SHOWN_CHARS_MAX)
