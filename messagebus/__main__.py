@@ -56,7 +56,12 @@ LATER = {
         "messagebus.tools.doctor:doctor",
         "Find problems between this host and the bus.",
     ),
+    "forward": (
+        "messagebus.tools.forward:forward",
+        "Forward TOPICS to another bus, at least once.",
+    ),
     "from-file": ("messagebus.tools.archive:from_file", "Publish the messages of archived files."),
+    "migrate": ("messagebus.tools.migrate:migrate", "Plan the way from another RabbitMQ."),
     "outbox": (
         "messagebus.commands.outbox:group",
         "Relay a database's outbox; list waiting or parked rows.",

@@ -27,6 +27,7 @@ from messagebus.bodies import (
 )
 from messagebus.core.deliveries import Ledger, Receipt
 from messagebus.core.headers import OF_BROKERS
+from messagebus.core.path import PATH_HEADER, read_path
 from messagebus.destination import Source
 from messagebus.errors import MessageInvalid, WrongPayload
 
@@ -404,6 +405,11 @@ class Delivery:
     def age_s(self) -> float:
         """Seconds since its first publish, never negative; as exact as the clocks of both hosts."""
         return max(0.0, time.time() - self.first_ms / 1000)
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The sites that forwarded it, the first site first; () for a message that was published here."""
+        return read_path(self._library_headers.get(PATH_HEADER))
 
     @property
     def first_ms(self) -> int:

@@ -19,7 +19,8 @@ from messagebus.bodies import BINARY
 from messagebus.clock import whole_ms
 from messagebus.core.headers import OF_BROKERS
 from messagebus.core.parking import TTL_HEADER, Facts, read_facts, read_ttl_ms
-from messagebus.message import FIRST_MS_MAX, NO_HEADERS, RESERVED_PREFIX, Message
+from messagebus.core.path import PATH_HEADER
+from messagebus.message import FIRST_HEADER, FIRST_MS_MAX, NO_HEADERS, RESERVED_PREFIX, Message
 
 KEY_HEADER = "mb-key"
 # The field of a header table: length and text of the name, S for a text; its length and itself follow.
@@ -69,6 +70,16 @@ def due_first(message: Message) -> Message:
     assert message.ttl_s is not None
     headers = {**message.headers, TTL_HEADER: whole_ms(message.ttl_s)}
     return _arrived(**{**fields, "headers": headers, "ttl_s": None})
+
+
+def to_forward(message: Message, message_id: str, path: str, first_ms: int) -> Message:
+    """Return a copy to be published on another bus, with the headers that only the library writes.
+
+    Without a `Message`'s checks: headers of other clients have floats, which pass as they came.
+    """
+    fields = {name: getattr(message, name) for name in Message.__slots__}
+    headers = {**message.headers, PATH_HEADER: path, FIRST_HEADER: first_ms}
+    return _arrived(**{**fields, "headers": headers, "message_id": message_id})
 
 
 def encode_entry(message: Message, message_id: str) -> bytes:
