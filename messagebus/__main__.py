@@ -61,7 +61,7 @@ LATER = {
         "Forward TOPICS to another bus, at least once.",
     ),
     "from-file": ("messagebus.tools.archive:from_file", "Publish the messages of archived files."),
-    "migrate": ("messagebus.tools.migrate:migrate", "Plan the way from another RabbitMQ."),
+    "migrate": ("messagebus.tools.migrate:migrate", "Move from another RabbitMQ, and back."),
     "outbox": (
         "messagebus.commands.outbox:group",
         "Relay a database's outbox; list waiting or parked rows.",

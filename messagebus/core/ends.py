@@ -26,6 +26,8 @@ class End(NamedTuple):
 NO_DEADLINE_MS = 1 << 62
 # Beginnings of reasons that say nothing against the message.
 DEADLINE_PASSED, PUBLISHER_STOPPED = "deadline passed", "the publisher was stopped"
+# Beginning of the reason of a message that can be published nowhere.
+NOT_ENCODED = "cannot be encoded"
 NO_READER = "no queue took it; declare a subscription first"
 END_CONFIRMED, END_UNROUTABLE = End(CONFIRMED), End(UNROUTABLE, NO_READER)
 END_REFUSED = End(REFUSED, "the broker refused it")

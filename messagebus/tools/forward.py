@@ -21,19 +21,17 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import click
 
 from messagebus._io.agents import subscriptions
-from messagebus._io.amqp.copy_headers import PROPERTIES_BYTES_MAX
-from messagebus._io.amqp.properties import to_forward
 from messagebus._io.loop import Tasks, run_blocking
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer, AsyncPublisher
@@ -41,6 +39,7 @@ from messagebus.clock import LogLimit
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings, durability_option
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, read_toml
+from messagebus.core.ends import NOT_ENCODED
 from messagebus.core.path import HOPS_MAX, Way, is_site, longer, way_on
 from messagebus.destination import Destination, Topic, parse_destination
 from messagebus.errors import (
@@ -53,9 +52,10 @@ from messagebus.errors import (
     TopologyError,
     reason_of,
 )
-from messagebus.message import BODY_BYTES_MAX, Delivery, Message
+from messagebus.message import Delivery, Message
 from messagebus.stats import CONFIRMED_OUTCOME, Durability, Published
 from messagebus.terminal import plural, say
+from messagebus.tools.foreign import going_on
 
 log = logging.getLogger("messagebus.forward")
 
@@ -79,6 +79,18 @@ Translate = Callable[[Delivery], Message | None]
 """Makes the message to publish of a delivery. None: it is acked and goes nowhere."""
 
 
+class Publishes(Protocol):
+    """The part of a publisher that a forwarder needs."""
+
+    async def start(self, *, require: str | None, timeout_s: float) -> None: ...
+
+    async def stop(self, timeout_s: float) -> int: ...
+
+    async def submit(
+        self, destination: Destination | str, message: Message, /
+    ) -> asyncio.Future[Published]: ...
+
+
 class Forwarder:
     """Forwards the messages of one source to one destination of another bus.
 
@@ -91,7 +103,7 @@ class Forwarder:
     def __init__(
         self,
         consumers: Callable[[], AsyncConsumer],
-        publishers: Callable[[], AsyncPublisher],
+        publishers: Callable[[], Publishes],
         destination: Destination | str,
         translate: Translate,
         *,
@@ -123,7 +135,7 @@ class Forwarder:
             if stopped.is_set():
                 return left
 
-    async def _publisher(self, stopped: asyncio.Event) -> AsyncPublisher | None:
+    async def _publisher(self, stopped: asyncio.Event) -> Publishes | None:
         """Return a publisher with a link, None once stopped. Raises NotReady, LoginRefused at the first."""
         while not stopped.is_set():
             publisher = self._publishers()
@@ -156,9 +168,7 @@ class Forwarder:
 class _Spell:
     """The life of one consumer and one publisher of a forwarder."""
 
-    def __init__(
-        self, forwarder: Forwarder, consumer: AsyncConsumer, publisher: AsyncPublisher
-    ) -> None:
+    def __init__(self, forwarder: Forwarder, consumer: AsyncConsumer, publisher: Publishes) -> None:
         self._forwarder, self._consumer, self._publisher = forwarder, consumer, publisher
         self._destination, self._translate = forwarder._destination, forwarder._translate
         self._loop = asyncio.get_running_loop()
@@ -238,6 +248,10 @@ class _Spell:
         if future.cancelled():
             return
         published = future.result()
+        if published.reason.startswith(NOT_ENCODED):
+            self._close()
+            self._tasks.spawn(self._park(delivery, published.reason))
+            return
         if published.outcome is not CONFIRMED_OUTCOME:
             told = published.reason or "no answer"
             self._later(delivery, message, f"{published.outcome.value}: {told}")
@@ -283,15 +297,7 @@ class NextSite:
         path = delivery.path
         if way_on(path, self._here, self._there, self._hops_max) is not Way.ON:
             return None
-        header = longer(path, self._here)
-        if len(delivery.body) > BODY_BYTES_MAX:
-            raise MessageInvalid(f"body of {len(delivery.body)} bytes: at most {BODY_BYTES_MAX}")
-        size = len(delivery._properties) + len(header)
-        if size > PROPERTIES_BYTES_MAX:
-            raise MessageInvalid(f"properties of {size} bytes: at most {PROPERTIES_BYTES_MAX}")
-        message = delivery.message
-        message_id = message.message_id or secrets.token_hex(16)
-        return to_forward(message, message_id, header, delivery.first_ms)
+        return going_on(delivery, longer(path, self._here))
 
 
 def site_of(bus: BusConfig, whose: str) -> str:
@@ -339,7 +345,7 @@ def forward(
     if here_name == there_name:
         raise ConfigError(f"{target}: the other site is {there_name!r}, as this one")
     # What is spooled is not confirmed there: the store is the subscription.
-    publisher = replace(_publisher_config(target), spool=None)
+    publisher = replace(publisher_config(target), spool=None)
     names = [_topic(each, Durability(durability)) for each in topics]
     if not click.get_current_context().find_root().params.get("verbose"):
         logging.getLogger().setLevel(logging.WARNING)
@@ -353,7 +359,7 @@ def forward(
             bus,
             topic,
             subscription=subscription or f"forward-{there_name}",
-            config=_consumer_config(topic.name in ordered),
+            config=consumer_config(topic.name in ordered),
         )
         return Forwarder(
             made,
@@ -363,10 +369,10 @@ def forward(
             name=f"{topic}:{here_name}->{there_name}",
         )
 
-    return asyncio.run(_run([forwarder(each) for each in names]))
+    return asyncio.run(run_forwarders([forwarder(each) for each in names]))
 
 
-def _publisher_config(path: Path) -> PublisherConfig:
+def publisher_config(path: Path) -> PublisherConfig:
     """Read the table of publishers of a file, which may be one of the bus's settings alone."""
     values = read_toml(path)
     is_bus_alone = not any(isinstance(each, dict) for each in values.values())
@@ -393,7 +399,7 @@ def _partitioned(bus: BusConfig) -> frozenset[str]:
     return frozenset(each.name for each in known if isinstance(each, Topic) and each.partitions)
 
 
-def _consumer_config(is_ordered: bool) -> ConsumerConfig:
+def consumer_config(is_ordered: bool) -> ConsumerConfig:
     """Return the settings of the environment; where it says nothing, room for a long line."""
     given = ConsumerConfig.from_env(os.environ)
     default = ConsumerConfig()
@@ -408,7 +414,8 @@ def _consumer_config(is_ordered: bool) -> ConsumerConfig:
     return replace(given, **changed)  # type: ignore[arg-type]
 
 
-async def _run(forwarders: Sequence[Forwarder]) -> Exit:
+async def run_forwarders(forwarders: Sequence[Forwarder]) -> Exit:
+    """Run these until SIGTERM or SIGINT, and print what they did. Raises as `Forwarder.run`."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -429,11 +436,9 @@ async def _run(forwarders: Sequence[Forwarder]) -> Exit:
     total = Counter[str]()
     for one in forwarders:
         total.update(forwarded=one.forwarded, passed=one.passed_over, parked=one.parked)
-    say(
-        f"messagebus: forwarded {plural(total['forwarded'], 'message')}, passed over {total['passed']}"
-        f" that had been there, parked {total['parked']}",
-        err=True,
-    )
+    passed = f", passed over {total['passed']} that had been there" if total["passed"] else ""
+    told = f"forwarded {plural(total['forwarded'], 'message')}{passed}, parked {total['parked']}"
+    say(f"messagebus: {told}", err=True)
     if left:
         say(f"messagebus: {plural(left, 'message')} without an answer; they go out again", err=True)
     return Exit.FAILED if left else Exit.DONE

@@ -1,25 +1,51 @@
-"""`messagebus migrate plan`: what of a RabbitMQ's definitions maps to topics, subscriptions and queues here.
+"""`messagebus migrate`: the way from a RabbitMQ that is no broker of a bus, and the way back.
 
-It reads an export (`rabbitmqctl export_definitions`, or the management page's), asks no broker and changes
-nothing. What cannot be mapped has one line each, with what to do instead.
+`plan` reads an export (`rabbitmqctl export_definitions`, or the management page's) and prints what maps to
+topics, subscriptions and queues here. It asks no broker and changes nothing; what cannot be mapped has one
+line each, with what to do instead. `pull` and `push` move messages while both sides work, until they are
+stopped: each is acked where it was after its confirm where it goes, as by a forwarder between sites.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from messagebus._io.loop import run_blocking
+from messagebus.admin import directory
+from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.commands.exits import Exit
-from messagebus.destination import NAME_BYTES_MAX, check_name
+from messagebus.commands.options import bus_settings, subscription_option
+from messagebus.config import BusConfig, PublisherConfig
+from messagebus.consumer import as_source
+from messagebus.destination import NAME_BYTES_MAX, check_name, parse_destination
 from messagebus.errors import ConfigError, NameInvalid, NotFound
 from messagebus.terminal import escaped, plural, say
+from messagebus.tools.foreign import (
+    ForeignPublisher,
+    ForeignQueue,
+    ForeignWire,
+    check_amqp_name,
+    look_at,
+    moved,
+)
+from messagebus.tools.forward import (
+    Forwarder,
+    consumer_config,
+    publisher_config,
+    run_forwarders,
+)
 
 # A broker with 100,000 queues exports some 30 MB.
 DEFINITIONS_BYTES_MAX = 256 * 1024 * 1024
@@ -396,13 +422,14 @@ def _entries(path: Path, part: str, found: object) -> list[Entry]:
     return found
 
 
-@click.group(short_help="Plan the way from another RabbitMQ.")
+@click.group(short_help="Move from another RabbitMQ, and back.")
 def migrate() -> None:
-    """Plan the way from another RabbitMQ to the bus.
+    """Move from another RabbitMQ to the bus, and back, while both work.
 
     \b
     Example:
       messagebus migrate plan definitions.json
+      messagebus migrate pull billing orders --from-bus /etc/messagebus/old.toml
     """
 
 
@@ -442,3 +469,100 @@ def plan(definitions: Path, vhost: str | None, as_json: bool) -> int:
 
 def _shown(text: str) -> str:
     return escaped(text, SHOWN_CHARS_MAX)
+
+
+# Moving.
+@migrate.command(short_help="Move messages from another RabbitMQ to the bus.")
+@click.argument("queue")
+@click.argument("destination")
+@click.option(
+    "--from-bus",
+    "source",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the settings of the other RabbitMQ, in TOML.",
+)
+def pull(queue: str, destination: str, source: Path) -> int:
+    """Publish each message of QUEUE of another RabbitMQ to DESTINATION here, until SIGTERM or SIGINT.
+
+    DESTINATION is a topic, or queue:NAME. A message is acked there after the confirm here, and keeps its id.
+    Nothing is declared there. Other consumers of QUEUE go on and share its messages.
+
+    \b
+    Example:
+      messagebus migrate pull billing orders --from-bus /etc/messagebus/old.toml
+    """
+    bus, foreign = bus_settings(), BusConfig.from_file(source)
+    target = parse_destination(destination)
+    publisher = replace(PublisherConfig.from_env(os.environ), spool=None)
+    directory.reach(bus, publishing=True)
+    _check(foreign, ours=_names_of(bus), queue=queue)
+    forwarder = Forwarder(
+        partial(
+            AsyncConsumer,
+            foreign,
+            ForeignQueue(queue),
+            config=consumer_config(False),
+            _wire=ForeignWire(foreign),
+        ),
+        partial(AsyncPublisher, bus, publisher),
+        target,
+        moved,
+        name=f"{queue}@{foreign.broker}->{target}",
+    )
+    return asyncio.run(run_forwarders([forwarder]))
+
+
+@migrate.command(short_help="Move messages from the bus to another RabbitMQ.")
+@click.argument("source")
+@click.argument("routing_key")
+@subscription_option
+@click.option("--exchange", default="", help="Exchange there; default: that of every queue's name.")
+@click.option(
+    "--to-bus",
+    "target",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the settings of the other RabbitMQ, in TOML: [bus], [publisher].",
+)
+def push(source: str, routing_key: str, subscription: str, exchange: str, target: Path) -> int:
+    """Publish each message of SOURCE to another RabbitMQ with ROUTING_KEY, until SIGTERM or SIGINT.
+
+    SOURCE is a topic with --subscription, or queue:NAME. Without --exchange, ROUTING_KEY is the name of a
+    queue there. A message is acked here after the confirm there, and keeps its id.
+
+    \b
+    Example:
+      messagebus migrate push orders billing -s billing --to-bus /etc/messagebus/old.toml
+    """
+    bus, foreign = bus_settings(), BusConfig.from_file(target)
+    place = as_source(source, subscription)
+    check_amqp_name("routing key", routing_key)
+    publisher = replace(publisher_config(target), spool=None)
+    directory.reach(bus)
+    _check(foreign, ours=_names_of(bus), queue="" if exchange else routing_key, exchange=exchange)
+    forwarder = Forwarder(
+        partial(AsyncConsumer, bus, place, config=consumer_config(False)),
+        partial(ForeignPublisher, foreign, publisher, exchange, routing_key),
+        routing_key,
+        moved,
+        name=f"{place}->{routing_key}@{foreign.broker}",
+    )
+    return asyncio.run(run_forwarders([forwarder]))
+
+
+def _names_of(bus: BusConfig) -> list[str]:
+    """Return the names of the brokers of the bus, as far as a list tells them."""
+    return [each.broker.name for each in directory.brokers(bus)] if bus.list_urls else []
+
+
+def _check(foreign: BusConfig, *, ours: Sequence[str], queue: str = "", exchange: str = "") -> None:
+    """Look at another RabbitMQ, and print what is doubtful there. Raises as `look_at`."""
+    if not click.get_current_context().find_root().params.get("verbose"):
+        logging.getLogger().setLevel(logging.WARNING)
+    if foreign.list_urls:
+        raise ConfigError(
+            "list_urls: another RabbitMQ has no consumer list; `broker` is its address"
+        )
+    if told := run_blocking(look_at(foreign, queue=queue, exchange=exchange, ours=ours)):
+        say(f"messagebus: {told}", err=True)

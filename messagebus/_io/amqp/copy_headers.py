@@ -24,17 +24,22 @@ from messagebus._io.amqp.properties import (
     DELIVERY_MODE,
     EXPIRATION,
     HEADERS,
+    KEY_HEADER,
     MESSAGE_ID,
     PRIORITY,
     REPLY_TO,
     TIMESTAMP,
     TYPE,
+    EncodedHeaders,
+    going_on,
     read_headers,
 )
 from messagebus.bodies import BINARY
 from messagebus.clock import wall_ms
 from messagebus.core.headers import OF_BROKERS, STREAM_OFFSET
 from messagebus.core.parking import REDRIVEN, TTL_HEADER, Facts, is_dropped_by_redrive
+from messagebus.core.path import PATH_HEADER
+from messagebus.message import FIRST_HEADER, RESERVED_PREFIX, Message
 
 # Properties must fit into one frame, of 128 KiB by default, or the broker ends the link.
 PROPERTIES_BYTES_MAX = 120 * 1024
@@ -111,6 +116,21 @@ def redriven(raw: bytes, facts: Facts) -> bytes:
         stamp_ms=facts.first_ms or wall_ms(),
         without=is_dropped_by_redrive,
     )
+
+
+def to_forward(raw: bytes, message: Message, message_id: str, path: str, first_ms: int) -> Message:
+    """Return the message with these properties to be published on another bus.
+
+    All headers of applications and the key stay as they came, byte by byte; path: "" for a message that no
+    site forwarded.
+    """
+    marks: dict[str, Any] = {FIRST_HEADER: first_ms, **({PATH_HEADER: path} if path else {})}
+    table = _headers(_spans(raw).get(HEADERS, b""), marks, _is_left_behind)
+    return going_on(message, message_id, EncodedHeaders(message.headers, table))
+
+
+def _is_left_behind(name: str) -> bool:
+    return name.startswith(RESERVED_PREFIX) and name != KEY_HEADER
 
 
 def _short(text: str) -> bytes:

@@ -19,8 +19,7 @@ from messagebus.bodies import BINARY
 from messagebus.clock import whole_ms
 from messagebus.core.headers import OF_BROKERS
 from messagebus.core.parking import TTL_HEADER, Facts, read_facts, read_ttl_ms
-from messagebus.core.path import PATH_HEADER
-from messagebus.message import FIRST_HEADER, FIRST_MS_MAX, NO_HEADERS, RESERVED_PREFIX, Message
+from messagebus.message import FIRST_MS_MAX, NO_HEADERS, RESERVED_PREFIX, Message
 
 KEY_HEADER = "mb-key"
 # The field of a header table: length and text of the name, S for a text; its length and itself follow.
@@ -72,13 +71,23 @@ def due_first(message: Message) -> Message:
     return _arrived(**{**fields, "headers": headers, "ttl_s": None})
 
 
-def to_forward(message: Message, message_id: str, path: str, first_ms: int) -> Message:
-    """Return a copy to be published on another bus, with the headers that only the library writes.
+class EncodedHeaders(dict[str, Any]):
+    """Headers of a message that goes on as it came, with the bytes of their table.
 
-    Without a `Message`'s checks: headers of other clients have floats, which pass as they came.
+    table: as in a property list, with the key. A table that is written anew would lose what other clients
+    wrote: pika writes no floats, and chooses the types of whole numbers by itself.
     """
+
+    __slots__ = ("table",)
+
+    def __init__(self, headers: Mapping[str, Any], table: bytes) -> None:
+        super().__init__(headers)
+        self.table = table
+
+
+def going_on(message: Message, message_id: str, headers: EncodedHeaders) -> Message:
+    """Return a copy with this id and these headers, without the checks for messages to send."""
     fields = {name: getattr(message, name) for name in Message.__slots__}
-    headers = {**message.headers, PATH_HEADER: path, FIRST_HEADER: first_ms}
     return _arrived(**{**fields, "headers": headers, "message_id": message_id})
 
 
@@ -99,7 +108,10 @@ def _encode(
     if message.content_encoding:
         flags |= CONTENT_ENCODING
         parts.append(_short(message.content_encoding))
-    if message.headers or message.key:
+    if type(message.headers) is EncodedHeaders:
+        flags |= HEADERS
+        parts.append(message.headers.table)
+    elif message.headers or message.key:
         flags |= HEADERS
         headers: dict[str, Any] = dict(message.headers)
         if message.key:

@@ -22,9 +22,9 @@ from messagebus._io.publish.targets import Target
 from messagebus.clock import NS_PER_MS, monotonic_ms, whole_ms
 from messagebus.config import PublisherConfig
 from messagebus.core.confirms import Packing
-from messagebus.core.ends import REFUSED, End, Item
+from messagebus.core.ends import NOT_ENCODED, REFUSED, End, Item
+from messagebus.core.parking import STEP_PREFIX
 from messagebus.core.pending import PendingPublishes
-from messagebus.destination import PARTS
 from messagebus.message import Message
 
 
@@ -130,8 +130,7 @@ class Door(Protocol):
 def encode_publish(target: Target, message: Message, message_id: str, *, alone: bool) -> bytes:
     """Return the properties of a message, or its entry's in a batch."""
     if alone:
-        is_delayed = target.address.routing_key and not target.address.exchange.startswith(PARTS)
-        if is_delayed and message.ttl_s is not None:
+        if target.address.exchange.startswith(STEP_PREFIX) and message.ttl_s is not None:
             message = due_first(message)
         return encode(message, message_id, int(time.time()), persistent=target.confirms)
     return encode_entry(message, message_id)
@@ -167,7 +166,7 @@ class MemoryDoor:
                 # Encode now: the application may change its headers afterwards.
                 publish.properties = encode_publish(target, message, message_id, alone=alone)
             except Exception as fault:  # an AMQP table cannot hold it
-                return self.refuse(publish, f"cannot be encoded: {type(fault).__name__}")
+                return self.refuse(publish, f"{NOT_ENCODED}: {type(fault).__name__}")
             if alone and (too_long := self.frame_fault(publish.properties)):
                 return self.refuse(publish, too_long)
             self._backlog.accept(publish, alone=alone)

@@ -40,7 +40,7 @@ from messagebus._io.publish.publishes import Many, PublishCopy, Shape, Waiter, m
 from messagebus._io.publish.routes import AnotherBroker
 from messagebus._io.publish.targets import Target
 from messagebus.clock import LogLimit, monotonic_ms
-from messagebus.core.ends import CONFIRMED, REFUSED, End, Item
+from messagebus.core.ends import CONFIRMED, NOT_ENCODED, REFUSED, End, Item
 from messagebus.core.redundancy import NO_SECOND, PREFERRED, CopyEnd, PairEnd, end_of
 from messagebus.stats import CONFIRMED_OUTCOME, Durability, Outcome, Published
 
@@ -192,7 +192,7 @@ class RedundantDrivers:
             try:
                 publish.properties = encode_publish(target, message, message_id, alone=alone)
             except Exception as fault:  # an AMQP table cannot hold it
-                return self._refuse(publish, f"cannot be encoded: {type(fault).__name__}")
+                return self._refuse(publish, f"{NOT_ENCODED}: {type(fault).__name__}")
             for each in (first, second) if alone else ():
                 if too_long := each.memory.frame_fault(publish.properties):
                     return self._refuse(publish, too_long)

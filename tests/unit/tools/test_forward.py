@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +15,15 @@ from click.testing import CliRunner
 
 from messagebus import BusConfig, ConsumerConfig, Durability, Message, PublisherConfig, Topic
 from messagebus.__main__ import cli
-from messagebus._io.amqp.properties import to_forward
+from messagebus._io.amqp.copy_headers import to_forward
+from messagebus._io.amqp.properties import decode, encode, read_headers
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer
 from messagebus.commands.exits import Exit
 from messagebus.core.path import HOPS_MAX
 from messagebus.message import BODY_BYTES_MAX, Delivery
 from messagebus.testing import MemoryBus
+from messagebus.tools import foreign
 from messagebus.tools import forward as module
 from messagebus.tools.forward import Forwarder, NextSite, site_of
 from tests.support.eventually import eventually_async
@@ -170,14 +171,24 @@ async def test_the_age_of_a_message_counts_from_its_first_publish(make_sites: ty
     assert first.path == ()
 
 
-def test_headers_of_other_clients_that_a_message_of_ours_may_not_have_pass_as_they_are() -> None:
-    headers = {"float": 0.25, "decimal": Decimal("1.25"), "time": datetime(2026, 1, 1, tzinfo=UTC)}
-    message = to_forward(FULL, "an-id", "a", 17)
-    object.__setattr__(message, "headers", {**message.headers, **headers})
-    again = to_forward(message, "an-id", "a,b", 17)
-    assert {**again.headers}.items() >= headers.items()
-    assert again.headers["mb-path"] == "a,b"
-    assert "mb-path" not in FULL.headers
+def test_headers_of_other_clients_that_a_message_of_ours_may_not_have_pass_byte_by_byte() -> None:
+    entries = b"".join(
+        (
+            b"\x05ratiod" + struct.pack(">d", 0.25),
+            b"\x04tinyb\x07",
+            b"\x04time" + b"T" + struct.pack(">Q", 17),
+            b"\x04listA" + struct.pack(">I", 9) + b"d" + struct.pack(">d", 0.5),
+            b"\x06mb-keyS" + struct.pack(">I", 2) + b"\xff\xfe",
+        )
+    )
+    left = b"\x0amb-attemptb\x03" + b"\x07mb-pathS" + struct.pack(">I", 1) + b"z"
+    table = entries + left
+    raw = b"\x20\x00" + struct.pack(">I", len(table)) + table
+    message = to_forward(raw, decode(raw, b""), "an-id", "a,b", 17)
+    again = encode(message, "an-id", 0)
+    assert entries in again
+    assert left not in again
+    assert {**read_headers(again)}.items() >= {"mb-path": "a,b", "mb-first-ms": 17}.items()
 
 
 @pytest.mark.guarantee("forward-loops-end")
@@ -306,7 +317,9 @@ async def test_what_no_broker_would_take_is_parked_and_the_rest_goes_on(
     make_sites: type[Sites], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sites = make_sites("ab")
-    monkeypatch.setattr(module, "BODY_BYTES_MAX" if what == "body" else "PROPERTIES_BYTES_MAX", 300)
+    monkeypatch.setattr(
+        foreign, "BODY_BYTES_MAX" if what == "body" else "PROPERTIES_BYTES_MAX", 300
+    )
     large = (
         Message(body=b"x" * 301)
         if what == "body"
@@ -320,6 +333,27 @@ async def test_what_no_broker_would_take_is_parked_and_the_rest_goes_on(
     assert [each.body for each in sites.arrived("b")] == [b"fits"]
     assert len(sites.buses["a"].parked(TOPIC, "forward-b")) == 1
     assert BODY_BYTES_MAX == 16 * 1024 * 1024
+
+
+async def test_what_raises_when_it_is_published_is_parked_and_the_rest_goes_on(
+    make_sites: type[Sites],
+) -> None:
+    sites = make_sites("ab")
+    forwarder = sites.forwarder("ab")
+    translate = forwarder._translate
+
+    def break_one(delivery: Delivery) -> Message | None:
+        message = translate(delivery)
+        if delivery.body == b"broken":
+            object.__setattr__(message, "priority", 1_000)  # no byte
+        return message
+
+    forwarder._translate = break_one
+    async with running(forwarder):
+        await asyncio.to_thread(sites.send, "a", b"broken", b"fits")
+        await eventually_async(lambda: len(sites.arrived("b")) == 1, within_s=WITHIN_S)
+        await eventually_async(lambda: forwarder.parked == 1, within_s=WITHIN_S)
+    assert len(sites.buses["a"].parked(TOPIC, "forward-b")) == 1
 
 
 async def test_a_stop_waits_for_the_confirms_of_what_is_on_its_way(make_sites: type[Sites]) -> None:

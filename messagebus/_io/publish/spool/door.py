@@ -37,7 +37,7 @@ from messagebus._io.publish.targets import Target
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing
-from messagebus.core.ends import CONFIRMED, Item
+from messagebus.core.ends import CONFIRMED, NOT_ENCODED, Item
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -147,7 +147,7 @@ class DiskDoor:
             else:
                 publish.properties = encode_publish(target, message, message_id, alone=True)
         except Exception as fault:  # an AMQP table cannot hold it
-            return self._memory.refuse(publish, f"cannot be encoded: {type(fault).__name__}")
+            return self._memory.refuse(publish, f"{NOT_ENCODED}: {type(fault).__name__}")
         self._to_disk(publish)
         return publish
 
