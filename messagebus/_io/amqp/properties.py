@@ -87,8 +87,12 @@ class EncodedHeaders(dict[str, Any]):
 
 def going_on(message: Message, message_id: str, headers: EncodedHeaders) -> Message:
     """Return a copy with this id and these headers, without the checks for messages to send."""
-    fields = {name: getattr(message, name) for name in Message.__slots__}
-    return _arrived(**{**fields, "headers": headers, "message_id": message_id})
+    made, put = object.__new__(Message), object.__setattr__
+    for name in Message.__slots__:
+        put(made, name, getattr(message, name))
+    put(made, "headers", headers)
+    put(made, "message_id", message_id)
+    return made
 
 
 def encode_entry(message: Message, message_id: str) -> bytes:
