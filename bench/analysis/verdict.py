@@ -79,7 +79,7 @@ def _late(client: Client) -> str:
     if client.pacing_p99_ms <= PACING_P99_MAX_MS or _busy(client):
         return ""
     return (
-        f"{client.name} looked at 1 % of its messages {client.pacing_p99_ms:.1f} ms late or more: its pacer "
+        f"{client.name} handled 1 % of its messages {client.pacing_p99_ms:.1f} ms late or more: its pacer "
         f"{BOTTLENECK}"
     )
 

@@ -85,7 +85,7 @@ def test_a_number_of_some_pairs_says_of_how_many() -> None:
 
 
 SLOW = "publisher-0 used 95% of a core: the client was the bottleneck"
-LATE = "publisher-0 looked at 1 % of its messages 9.0 ms late or more: its pacer was the bottleneck"
+LATE = "publisher-0 handled 1 % of its messages 9.0 ms late or more: its pacer was the bottleneck"
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_many_with_one_fault_are_one_line_with_the_worst() -> None:
         for number in range(25)
     ]
     (found,) = bottlenecks([*slow, GOOD])
-    assert found.startswith("publisher-24 looked at 1 % of its messages 34.0 ms late or more")
+    assert found.startswith("publisher-24 handled 1 % of its messages 34.0 ms late or more")
     assert found.endswith("(and 24 others less so)")
     assert len(bottlenecks(slow[:3])) == 3
 
