@@ -81,6 +81,18 @@ def test_too_many_parked_keys_are_refused_and_what_has_no_key_is_not_remembered(
     assert machine.parked == 1
 
 
+def test_what_is_claimed_again_on_its_way_into_the_parking_queue_is_parked() -> None:
+    machine = keyed(claims=True)
+    first, second = arrived(machine, "a", "a")
+    machine.granted([first, second])
+    assert machine.take() == ([first], [])
+    assert machine.park(first)
+    machine.answered(first)
+    assert machine.take() == ([], [second])
+    machine.granted([second])
+    assert machine.take() == ([], [second])
+
+
 def test_a_stopped_key_keeps_what_failed_in_front_and_does_not_keep_its_link() -> None:
     machine = keyed()
     first, second, other = arrived(machine, "a", "a", "b")
