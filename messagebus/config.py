@@ -44,6 +44,11 @@ NOT_SETTINGS = frozenset(
 NOT_BOTH = (
     "redundant and spool: what lies on this host's disk is on no broker; use a publisher for each"
 )
+ON_FULL = ("refuse", "wait")
+ON_FULL_SPOOL = (
+    'spool and on_full="wait": both keep what brokers do not take, the one on disk, the other in memory;'
+    " leave one out"
+)
 # A RabbitMQ on this host, with the login that a new one has.
 DEFAULT_BROKER = "localhost:5672"
 DEFAULT_USER = "guest"
@@ -366,6 +371,10 @@ class PublisherConfig(_Settings):
     redundant: destinations, as text, whose messages two brokers must confirm; a call may override it.
     redundancy: "required": without two confirms a publish is unknown. "preferred": one confirm is enough
         if there is no second broker.
+    on_full: what becomes of a publish that a broker refuses, as one does whose queue has reached its quota.
+        "refuse": the publish ends as refused. "wait": it is tried again, here or at another broker, until its
+        deadline, and callers wait for room in the backlog; messages of a full destination may overtake each
+        other. Publishes to topics with partitions end as refused in both cases.
     spool: disk spool for messages that no broker takes; None: they wait in memory until their deadline.
         In a file or the environment: a path, or a table, as ``{path = "/var/spool/shop", always = true}``.
     """
@@ -383,6 +392,7 @@ class PublisherConfig(_Settings):
     batch: Mapping[str, Batching] = dataclasses.field(default_factory=dict, hash=False)
     redundant: tuple[str, ...] = ()
     redundancy: str = REQUIRED
+    on_full: str = "refuse"
     spool: Spool | None = None
 
     def __post_init__(self) -> None:
@@ -393,11 +403,15 @@ class PublisherConfig(_Settings):
         faults += wrong
         if self.redundancy not in MODES:
             faults.append(f"redundancy {self.redundancy!r}: {' or '.join(MODES)}")
+        if self.on_full not in ON_FULL:
+            faults.append(f"on_full {self.on_full!r}: {' or '.join(ON_FULL)}")
         spool: Any = self.spool
         if spool is not None and not isinstance(spool, Spool):
             faults.append(f"spool: a Spool wanted, not {type(spool).__name__}")
         if spool is not None and redundant:
             faults.append(NOT_BOTH)
+        if spool is not None and self.on_full == "wait":
+            faults.append(ON_FULL_SPOOL)
         raise_faults(
             faults
             + range_faults(

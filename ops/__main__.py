@@ -28,6 +28,7 @@ LATER = {
     "local": ("ops.local.cli:local", "Run a whole cluster on this machine."),
     "move": ("ops.playbooks.step_commands:move", "Move messages of NAME to the other brokers."),
     "provision": ("ops.provision.hosts:provision", "Set up the hosts NAMES, or all."),
+    "quota": ("ops.cluster.quota_cli:quota", "Bound the messages of a subscription or queue."),
     "rehome": (
         "ops.playbooks.step_commands:rehome",
         "Move the partitions of NAME to the other brokers.",

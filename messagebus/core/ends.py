@@ -30,6 +30,7 @@ DEADLINE_PASSED, PUBLISHER_STOPPED = "deadline passed", "the publisher was stopp
 NOT_ENCODED = "cannot be encoded"
 NO_READER = "no queue took it; declare a subscription first"
 END_CONFIRMED, END_UNROUTABLE = End(CONFIRMED), End(UNROUTABLE, NO_READER)
+FULL_TOO_LONG = f"{DEADLINE_PASSED}: the broker refused it until then, because a queue is full"
 END_REFUSED = End(REFUSED, "the broker refused it")
 END_PERHAPS_STORED = End(UNKNOWN, "not taken, after an attempt whose link was lost")
 END_UNCONFIRMED = End(UNKNOWN, "no confirm is waited for")

@@ -9,6 +9,8 @@ An item is *held* (its destination is not open yet, because it is not registered
                                      ▲                 │
                                      └───link_lost─────┘   (attempts and deadline permitting)
 
+With `waits_when_full` what a broker refuses comes back too, and its destination rests (`core.full`).
+
 Owners: `backlog` has what waits (`core.backlog`), `in_flight` what is sent, and `one_by_one` what is sent
 again, alone (`core.in_flight`); `ends` settles and counts (`core.ends`). `PendingPublishes` moves publishes
 between them, and decides what is sent again. What concerns one of them alone is asked of that one.
@@ -21,7 +23,7 @@ A message that goes to two brokers is two items here and in a second `PendingPub
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 
 from messagebus.core.backlog import Backlog
@@ -31,6 +33,7 @@ from messagebus.core.ends import (
     END_CONFIRMED,
     END_REFUSED,
     END_UNROUTABLE,
+    FULL_TOO_LONG,
     NO_DEADLINE_MS,
     REFUSED,
     UNKNOWN,
@@ -43,6 +46,7 @@ from messagebus.core.ends import (
     messages_in,
     unsettled_of,
 )
+from messagebus.core.full import FullDestinations
 from messagebus.core.in_flight import InFlight, OneByOne
 from messagebus.core.redundancy import barred
 
@@ -60,9 +64,13 @@ class PendingPublishes:
         attempts_max: int,
         retry_unknown: bool,
         ordered: bool = False,
+        waits_when_full: bool = False,
     ) -> None:
         """Create it empty. ordered: what was sent and not answered goes again first and in order, whether or
         not it has its end: it may be stored, or become so late, and nothing may be sent behind it before.
+
+        waits_when_full: what a broker refuses is tried again until its deadline; not where it is ordered,
+        because what was sent behind it may be stored.
         """
         self.backlog = Backlog(messages_max=messages_max, bytes_max=bytes_max, ordered=ordered)
         self.in_flight = InFlight(messages_max=window, bytes_max=window_bytes_max)
@@ -70,6 +78,8 @@ class PendingPublishes:
         self.ends = Ends()
         self._attempts_max, self._retry_unknown = attempts_max, retry_unknown
         self._ordered = ordered
+        self.full = FullDestinations() if waits_when_full and not ordered else None
+        """Destinations that a broker refused, where publishes wait for room; None where they fail."""
         self.seals = False
         """Set where a return may mean that its destination is sealed: it comes back, and the rest waits."""
         self.retried = 0
@@ -139,6 +149,8 @@ class PendingPublishes:
             return []
         answered, unroutable = window.answered(tag, multiple=multiple)
         ends = self.ends
+        if self.full is not None and (self.full or not ok):
+            answered = self._when_full(answered, ok)
         settled = (
             ends.settle(answered, END_CONFIRMED) if ok else ends.not_taken(answered, END_REFUSED)
         )
@@ -149,7 +161,47 @@ class PendingPublishes:
         self._come_back(unroutable)
         return settled
 
+    def _when_full(self, entries: list[Entry], ok: bool) -> list[Entry]:
+        """Note what was confirmed, or put back what was refused. Returns what is left to settle."""
+        assert self.full is not None
+        if ok:
+            for entry in entries:
+                self.full.confirmed(entry.destination)
+            return entries
+        # One that was closed for another reason is opened by who closed it.
+        full = {entry.destination for entry in entries if self.backlog.is_open(entry.destination)}
+        for destination in full:
+            self.full.refused(destination)
+        self.backlog.close(full)
+        for entry in entries[::-1]:
+            left = unsettled_of(entry)
+            for item in left:
+                item.attempts -= 1  # no broker has it of this one
+            if left:
+                self._send_again(entry, left)
+        return []
+
+    def try_full(self, now_ms: int) -> bool:
+        """Open the full destinations whose rest is over. Returns whether there were any."""
+        due = self.full.due(now_ms) if self.full else []
+        for destination in due:
+            self.backlog.open(destination)
+        return bool(due)
+
     # Destinations.
+    def close(self, destinations: Collection[str]) -> None:
+        """Have publishes of these destinations wait until `Backlog.open`, full or not."""
+        self.backlog.close(destinations)
+        if self.full:
+            for each in destinations:
+                self.full.forget(each)
+
+    def is_usable(self, destination: str) -> bool:
+        """Return whether it is open, or will be when its rest is over."""
+        return self.backlog.is_open(destination) or (
+            self.full is not None and self.full.is_resting(destination)
+        )
+
     def seal(self, destination: str) -> None:
         """Make publishes of this destination wait, in their order, with what comes back from the broker."""
         self.backlog.seal(destination, self.in_flight.entries())
@@ -208,8 +260,12 @@ class PendingPublishes:
         if entry.destination in self.backlog.sealed:
             self._come_back([entry])
             return
+        self._send_again(entry, again)
+
+    def _send_again(self, entry: Entry, items: list[Item]) -> None:
+        """Have an entry with these of its items wait ahead of all others."""
         if isinstance(entry, Batch):
-            entry.keep(again)
+            entry.keep(items)
         self.backlog.put_first(entry)
 
     def _split(self, entry: Entry, now_ms: int) -> None:
@@ -235,7 +291,8 @@ class PendingPublishes:
         if now_ms < self.backlog.earliest_ms:
             return []
         late = [item for item in self.unsettled() if item.deadline_ms <= now_ms]
-        settled = self.withdraw(late, reason)
+        full = [item for item in late if self.full and item.destination in self.full]
+        settled = self.withdraw(full, FULL_TOO_LONG) + self.withdraw(late, reason)
         self.backlog.earliest_ms = min(
             (item.deadline_ms for item in self.unsettled()), default=NO_DEADLINE_MS
         )
@@ -260,6 +317,8 @@ class PendingPublishes:
         for item in self.unsettled():
             item.deadline_ms -= ms
         self.backlog.put_forward(ms)
+        if self.full:
+            self.full.put_forward(ms)
 
     def give_up(self, reason: str) -> list[Item]:
         """Settle everything and drop all links: the publisher stops."""

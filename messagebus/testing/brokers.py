@@ -167,13 +167,16 @@ class MemoryBroker:
             return
         bad: dict[int, str] = {}
         places, version, faults = self._bus.places, self._version, self._bus.copies_wanted
+        quotas = self._bus.quotas
         touched: dict[MemoryQueue, None] = {}
         for place, (route, raw, body) in enumerate(orders):
             queues = route.queues if route.version == version else self._find(route)
-            if not queues or faults or route.is_copy:
+            if not queues or faults or route.is_copy or quotas:
                 count = self._odd(site, route, raw, bad, place)
                 if not count:
                     continue
+                if quotas:
+                    queues = self._with_room(route.queues, bad, place)
             else:
                 count = 1
             for queue in queues:
@@ -199,6 +202,20 @@ class MemoryBroker:
         elif route.is_copy and (copied := copy_of(route.exchange, route.key, raw)) is not None:
             self._bus.journal.copied(*copied, raw)
         return count
+
+    def _with_room(
+        self, queues: list[MemoryQueue], bad: dict[int, str], place: int
+    ) -> list[MemoryQueue]:
+        """Return the queues below their quotas. One that is full refuses the publish; the others store it."""
+        quotas = self._bus.quotas
+        left = [
+            each
+            for each in queues
+            if each.name not in quotas or len(each.ready) < quotas[each.name]
+        ]
+        if len(left) < len(queues):
+            bad[place] = "refused"
+        return left
 
     def _confirm(self, site: Site, count: int, bad: dict[int, str]) -> None:
         first, site.published = site.published + 1, site.published + count
@@ -334,6 +351,7 @@ class MemoryBrokers:
         self._order = itertools.count()
         self.slow_ms = 0
         self.copies_wanted: dict[str, list[int]] = {}
+        self.quotas: dict[str, int] = {}
         """Exchange or queue -> how many copies of each of the next publishes are stored."""
         self.stopped: set[str] = set()
         """Brokers that refuse new links."""
@@ -445,6 +463,13 @@ class MemoryBrokers:
         return min(later_ms, *(broker.due_ms() for broker in self.all.values()))
 
     # Faults.
+    def set_quota(self, queue: str, messages: int) -> None:
+        """Bound the ready messages of a queue on each broker, as RabbitMQ counts them; 0: no bound."""
+        with self.lock:
+            self.quotas.pop(queue, None)
+            if messages:
+                self.quotas[queue] = messages
+
     def store_next(self, exchange: str, copies: int, count: int) -> None:
         """Store this number of copies of each of the next publishes there; 0: refuse them."""
         with self.lock:

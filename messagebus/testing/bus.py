@@ -263,6 +263,14 @@ class MemoryBus:
         """
         self._brokers.store_next(_address(destination), 0, checked_most(count, "count"))
 
+    def set_quota(self, source: Source | str, messages: int) -> None:
+        """Have each broker refuse publishes while so many messages wait there; 0: no quota.
+
+        As on RabbitMQ, deliveries without an answer do not count, and a topic's other subscriptions store the
+        refused message.
+        """
+        self._brokers.set_quota(_source(source, "").amqp_queue, checked_most(messages, "messages"))
+
     def duplicate_next(self, destination: Destination | Source | str, count: int = 1) -> None:
         """Store the next publishes to this destination twice, as after a lost confirm."""
         self._brokers.store_next(_address(destination), 2, checked_most(count, "count"))

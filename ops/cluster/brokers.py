@@ -128,6 +128,19 @@ class Brokers:
         nodes = self._manage(name, "GET", "/api/nodes?columns=enabled_plugins").json()
         return policies, [plugin for node in nodes for plugin in node.get("enabled_plugins", ())]
 
+    def policies(self, name: str) -> list[dict[str, Any]]:
+        """Return the policies of the bus's virtual host on one broker. Raises NoAnswer."""
+        found: list[dict[str, Any]] = self._manage(name, "GET", "/api/policies/%2F").json()
+        return found
+
+    def put_policy(self, name: str, policy: str, body: Mapping[str, Any]) -> None:
+        """Create a policy on one broker, or change it. Raises NoAnswer."""
+        self._manage(name, "PUT", _policy_path(policy), json=dict(body), fine=(201, 204))
+
+    def drop_policy(self, name: str, policy: str) -> None:
+        """Delete a policy from one broker; it may not know it. Raises NoAnswer."""
+        self._manage(name, "DELETE", _policy_path(policy), fine=(204, 404))
+
     def define(self, name: str, definitions: Mapping[str, Any]) -> None:
         """Import these definitions into one broker. Raises NoAnswer."""
         self._manage(
@@ -201,6 +214,10 @@ class Brokers:
         # During a change, some brokers have the one password and some the other.
         answer = ask(file, (*fine, httpx.codes.UNAUTHORIZED))
         return answer if answer.status_code in fine else ask(changed, fine)
+
+
+def _policy_path(policy: str) -> str:
+    return f"/api/policies/%2F/{quote(policy, safe='')}"
 
 
 def _user_path(user: str) -> str:

@@ -17,6 +17,7 @@ from inventory.inventory import NEXT, Inventory
 from messagebus.secret import Secret
 from messagebus.terminal import plural
 from ops.cluster.management import DEFAULT_VHOST
+from ops.cluster.quotas import is_quota
 from ops.cluster.view import View
 from ops.local.secrets import is_hash_of, read
 from ops.provision.wanted import BOUND, PLUGINS, RIGHTS, all_users
@@ -171,7 +172,11 @@ def _policies(
     names = {str(each["name"]) for each in policies}
     if wants_bound and BOUND not in names:
         yield Foreign(LOSES, f"has no policy {BOUND}, which bounds its queues")
-    kinds = [("policy", each) for each in policies if not (wants_bound and each["name"] == BOUND)]
+    kinds = [
+        ("policy", each)
+        for each in policies
+        if not ((wants_bound and each["name"] == BOUND) or is_quota(each))
+    ]
     kinds += [("operator policy", each) for each in operator_policies]
     ours = [
         str(each["name"])

@@ -31,5 +31,10 @@ def ops(inventory: Path, *words: str) -> Command:
     return kit("ops", *words, "--inventory", str(inventory))
 
 
+def quotas(inventory: Path, *, without: Iterable[str] = ()) -> Command:
+    """Share the quotas among the brokers of now. without: brokers that are dead."""
+    return ops(inventory, "quota", "share", *_without(without))
+
+
 def _without(names: Iterable[str]) -> list[str]:
     return [word for name in sorted(names) for word in ("--without", name)]

@@ -86,6 +86,7 @@ def plan(target: Target, view: View, nodes: Supervisor, how: Drain) -> Plan:
                 commands=(
                     kits.ops(view.file, "inventory", "drop", name),
                     kits.lb(view.file, "apply", without=view.absent.balancers),
+                    kits.quotas(view.file, without=view.absent.brokers),
                 ),
             ),
         ),

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, cast
 
+import httpx
 import pytest
 
 from clients.conform.proxies import Proxy
@@ -37,6 +38,7 @@ from messagebus.admin import brokers as list_of_brokers
 from messagebus.broker import Broker
 from messagebus.destination import Destination, Source
 from messagebus.testing import MemoryBus
+from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR
 from tests.support.together import call
 
@@ -70,10 +72,17 @@ async def end_of(future: Any) -> Any:
 class Bus:
     """Factory of clients of one kind, blocking or asyncio; all are stopped at the end of the test."""
 
-    def __init__(self, face: str, config: BusConfig | None, stack: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        face: str,
+        config: BusConfig | None,
+        stack: AsyncExitStack,
+        managements: Sequence[httpx.Client] = (),
+    ) -> None:
         self.face, self._config, self._stack = face, config, stack
         self._memory = MemoryBus(brokers=3)
         self._entry: Proxy | None = None
+        self._managements = managements
         self.topic = f"contract-{uuid.uuid4().hex[:12]}"
 
     @property
@@ -195,6 +204,20 @@ class Bus:
         if self._config is None:
             self._memory.advance(seconds)
 
+    async def set_quota(self, subscription: str, messages: int) -> None:
+        """Bound the waiting messages of a subscription on each broker; 0: no bound."""
+        if self._config is None:
+            self._memory.set_quota(f"{self.topic}/{subscription}", messages)
+            return
+        queue = Subscription(topic=Topic(self.topic), name=subscription).amqp_queue
+        for management in self._managements:
+            path = f"/api/policies/%2F/{self.topic}"
+            policy = {"pattern": f"^{queue}$", "definition": {"max-length": messages}}
+            if messages:
+                management.put(path, json=policy).raise_for_status()
+            else:
+                management.delete(path).raise_for_status()
+
     async def redrive(self, source: str) -> int:
         """Put the parked messages of a subscription back. Returns their number."""
         if self._config is None:
@@ -276,4 +299,16 @@ def bus_config(request: pytest.FixtureRequest) -> BusConfig | None:
 @pytest.fixture(params=["blocking", "asyncio"])
 async def bus(request: pytest.FixtureRequest, bus_config: BusConfig | None) -> AsyncIterator[Bus]:
     async with AsyncExitStack() as stack:
-        yield Bus(request.param, bus_config, stack)
+        managements: list[httpx.Client] = []
+        if bus_config is not None:
+            managements = [stack.enter_context(each) for each in _managements(request)]
+        yield Bus(request.param, bus_config, stack, managements)
+
+
+def _managements(request: pytest.FixtureRequest) -> list[httpx.Client]:
+    """Return a client of the management API of each broker."""
+    if broker := os.environ.get("MESSAGEBUS_CONTRACT_BROKER"):
+        host = Broker.parse(broker).host
+        return [httpx.Client(base_url=f"http://{host}:15672", auth=("guest", "guest"))]
+    cluster: LocalCluster = request.getfixturevalue("cluster")
+    return [cluster.management(name) for name in cluster.names]

@@ -29,9 +29,10 @@ from messagebus import (
     Unroutable,
 )
 from messagebus._io.publish.admission import Lane
+from messagebus.core.ends import FULL_TOO_LONG
 from messagebus.testing import MemoryBus
 from tests.contract.conftest import Bus, Client, end_of
-from tests.support.eventually import eventually_async
+from tests.support.eventually import FACTOR, eventually_async
 
 WITHIN_S = 60
 
@@ -434,3 +435,84 @@ async def test_what_was_spooled_without_a_broker_is_delivered_by_the_next_publis
     assert [each.body for each in got] == [b"%d" % number for number in range(20)] + [b"last"]
     assert [each.message_id for each in got[:20]] == [end.message_id for end in ends]
     assert [each.headers["n"] for each in got[:20]] == list(range(20))
+
+
+@pytest.mark.guarantee("full-refuses-and-drops-nothing")
+async def test_a_full_subscription_refuses_and_drops_nothing(bus: Bus) -> None:
+    consumer = await bus.consumer(prefetch=1, handed_out_max=1)
+    await consumer.call("stop")
+    publisher = await bus.publisher()
+    held = await ends_of(publisher, bus.topic, count=60)
+    assert {end.outcome for end in held} == {Outcome.CONFIRMED}
+    await bus.set_quota("billing", 5)  # less than a broker may have
+    await eventually_refused(publisher, bus.topic)
+    ends = await ends_of(publisher, bus.topic, count=60)
+    assert {end.outcome for end in ends} <= {Outcome.CONFIRMED, Outcome.REFUSED}
+    stored = {end.message_id for end in (*held, *ends) if end.outcome is Outcome.CONFIRMED}
+    await bus.set_quota("billing", 0)
+    got = await received(await bus.consumer(), len(stored))
+    assert stored <= got
+
+
+@pytest.mark.guarantee("full-makes-publishers-wait")
+async def test_publishers_that_wait_when_full_get_everything_in_as_consumers_make_room(
+    bus: Bus,
+) -> None:
+    first = await bus.consumer()
+    await first.call("stop")
+    await bus.set_quota("billing", 5)
+    publisher = await bus.publisher(on_full="wait", deadline_s=60, window=20)
+    sending = asyncio.create_task(ends_of(publisher, bus.topic, count=60))
+    await eventually_full(publisher)
+    assert not sending.done()
+    got = await received(await bus.consumer(), 60)
+    ends = await sending
+    assert {end.outcome for end in ends} == {Outcome.CONFIRMED}
+    assert {end.message_id for end in ends} <= got
+
+
+@pytest.mark.guarantee("full-makes-publishers-wait")
+async def test_a_publisher_that_waits_when_full_waits_until_its_deadline(bus: Bus) -> None:
+    consumer = await bus.consumer()
+    await consumer.call("stop")
+    await bus.set_quota("billing", 1)
+    publisher = await bus.publisher(on_full="wait", deadline_s=1, window=20)
+    refused: list[Published] = []
+    async with asyncio.timeout(30 * FACTOR):  # RabbitMQ applies a policy a little later
+        while not refused:
+            ends = await ends_of(publisher, bus.topic, count=50)
+            refused = [end for end in ends if end.outcome is Outcome.REFUSED]
+    assert {end.reason for end in refused} == {FULL_TOO_LONG}
+
+
+async def ends_of(publisher: Client, topic: str, *, count: int) -> list[Published]:
+    bodies = [b"%d" % number for number in range(count)]
+    ends: list[Published] = await publisher.call("send_many", topic, bodies)
+    return ends
+
+
+async def eventually_refused(publisher: Client, topic: str) -> None:
+    """Publish until a broker refuses: RabbitMQ applies a policy a little later."""
+    async with asyncio.timeout(30 * FACTOR):
+        while all(
+            end.outcome is Outcome.CONFIRMED for end in await ends_of(publisher, topic, count=1)
+        ):
+            pass
+
+
+async def eventually_full(publisher: Client) -> None:
+    """Wait until publishes of this publisher were refused and wait."""
+    drivers = publisher.inner._drivers  # type: ignore[union-attr]
+    assert drivers is not None
+    await eventually_async(lambda: bool(drivers.own.pending.full), within_s=30)
+
+
+async def received(consumer: Client, count: int) -> set[str]:
+    """Receive and ack until there are so many ids. Returns them."""
+    found: set[str] = set()
+    while len(found) < count:
+        delivery = await consumer.call("receive", timeout_s=30 * FACTOR)
+        assert delivery is not None
+        found.add(delivery.message_id)
+        await consumer.call("ack", delivery)
+    return found

@@ -142,7 +142,7 @@ class Destinations:
     @property
     def opening(self) -> int:
         """The number of destinations that are being registered and settled."""
-        is_open = self._backlog.is_open
+        is_open = self._pending.is_usable
         return sum(not is_open(each) for each in list(self.known))  # other threads ask, too
 
     async def verify(self, link: Link) -> list[Address]:
@@ -152,7 +152,7 @@ class Destinations:
         link is used. Raises LinkLost.
         """
         used = [
-            each for destination, each in self.known.items() if self._backlog.is_open(destination)
+            each for destination, each in self.known.items() if self._pending.is_usable(destination)
         ]
         if len(used) > LOOKS_AT_ONCE:
             awaited = {item.destination for item in self._pending.unsettled()}
@@ -175,9 +175,10 @@ class Destinations:
         closed = {
             each.destination
             for each in addresses
-            if self.known.get(each.destination) is each and self._backlog.is_open(each.destination)
+            if self.known.get(each.destination) is each
+            and self._pending.is_usable(each.destination)
         }
-        self._backlog.close(closed)
+        self._pending.close(closed)
         for name in closed:
             self._resting[name] = _Resting(self.known.pop(name), now_s + FORGET_S)
         self.open_held()
@@ -217,7 +218,7 @@ class Destinations:
         log.info("destination gone destination=%s reason=%r", address.name, reason)
         self._gone[address.destination] = address
         del self.known[address.destination]
-        self._backlog.close({address.destination})
+        self._pending.close({address.destination})
 
     def open_held(self) -> None:
         """Open what has vanished or rests, where messages wait for it; the rest stays closed."""
@@ -303,7 +304,7 @@ class Destinations:
         self.known.pop(destination, None)
         until_s = time.monotonic() + (ABSENT_S if unroutable else REFUSED_S)
         self._refusals[destination] = _Refusal(reason, until_s, unroutable)
-        self._backlog.close({destination})
+        self._pending.close({destination})
         self._settle(self._pending.refuse_destination(destination, reason, unroutable=unroutable))
 
 

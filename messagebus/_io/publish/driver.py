@@ -51,6 +51,7 @@ from messagebus.core.ends import (
     Entry,
     Item,
 )
+from messagebus.core.full import FullDestinations
 from messagebus.core.pending import PendingPublishes
 
 log = logging.getLogger("messagebus.publisher")
@@ -132,6 +133,7 @@ class PublishDriver:
             attempts_max=config.attempts_max,
             retry_unknown=config.retry_unknown,
             ordered=self.policy.ordered,
+            waits_when_full=config.on_full == "wait",
         )
         self.pending.seals = self.policy.ordered
         self.on_displaced: Callable[[PublishDriver, list[Item]], None] | None = None
@@ -338,9 +340,23 @@ class PublishDriver:
         now = monotonic_ms()
         self.door.before_tick(now)
         self.settle(self.pending.expire(now, self.why_late()))
+        if self.pending.full is not None:
+            self._try_full(now, self.pending.full)
         self.links.tick(now)
         self.arm()
         self.door.after_tick(now)
+
+    def _try_full(self, now: int, full: FullDestinations) -> None:
+        """Try full destinations again, at another broker where there is one."""
+        if self.pending.try_full(now):
+            self.wake()
+        begun, over = full.changes()
+        for destination in begun:
+            log.warning("destination full, publishes wait destination=%s", destination)
+        for destination in over:
+            log.info("destination has room destination=%s", destination)
+        if begun:
+            self.links.leave()
 
     def why_late(self) -> str:
         """Return why a publish whose deadline has passed was not answered."""
