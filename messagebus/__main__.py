@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ import click
 
 from messagebus.commands.exits import Exit, Program, with_extra
 from messagebus.commands.options import (
+    Duration,
     NumberRange,
     apply_profile,
     bus_settings,
@@ -159,6 +161,9 @@ def cli(verbose: bool, profile: str | None) -> None:
     is_flag=True,
     help="Of subscriptions of a topic with partitions: any consumers, in no order.",
 )
+@click.option(
+    "--ttl", type=Duration(), help="Of subscriptions: park a message that waits longer: 90s, 7d."
+)
 @click.option("--mqtt/--no-mqtt", default=None, help="Of topics: MQTT clients publish to it, too.")
 @durability_option
 def declare(
@@ -167,6 +172,7 @@ def declare(
     delivery_limit: int | None,
     partitions: int | None,
     unordered: bool,
+    ttl: float | None,
     mqtt: bool | None,
     durability: str,
 ) -> int:
@@ -187,9 +193,14 @@ def declare(
     of_topics = {"partitions": partitions, "mqtt": mqtt}
     parts: Options = {key: each for key, each in of_topics.items() if each is not None}
 
+    of_subscriptions: Options = {
+        **({"ordered": False} if unordered else {}),
+        **({} if ttl is None else {"ttl_s": math.ceil(ttl)}),
+    }
+
     def own(name: str) -> Options:
         if "/" in name:
-            return {"ordered": False} if unordered else {}
+            return of_subscriptions
         return {} if name.startswith(("queue:", "stream:")) else parts
 
     asked = [

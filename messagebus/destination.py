@@ -57,6 +57,8 @@ EXPIRES_S_MAX = 4_294_967
 # drops after 20. Half of 2**31 - 1: never reached by a healthy consumer.
 DELIVERY_LIMIT_MAX = 1_000_000_000
 # Of a stream: a week, and 10 GB on each broker.
+# RabbitMQ keeps the time to live of a queue in 32 bits of milliseconds.
+TTL_S_MAX = ((1 << 32) - 1) // 1000
 STREAM_KEEP_S, STREAM_KEEP_BYTES = 7 * 86_400, 10_000_000_000
 STREAM_KEEP_S_RANGE, STREAM_KEEP_BYTES_RANGE = (60, 10 * 366 * 86_400), (1_000_000, 10**15)
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
@@ -211,6 +213,8 @@ class Subscription:
     delivery_limit: a message that returned without an answer more often than this is parked, such as one
     that kills its consumer; so are the other deliveries that the consumer held as often. 0: never.
     plain: True: its consumers cannot read batches; publishers that batch to its topic fail at their start.
+    ttl_s: whole seconds, at most 4,294,967, after which a message that still waits is parked; 0: never. A
+    message that is tried again, or put back, waits anew.
     ordered: for a topic with partitions: True keeps their order, with a queue for each; False: one queue on
     each broker, without order. Two subscriptions are equal if their names are.
     """
@@ -223,6 +227,7 @@ class Subscription:
     delivery_limit: int = field(default=0, compare=False)
     plain: bool = field(default=False, compare=False, kw_only=True)
     ordered: bool = field(default=True, compare=False, kw_only=True)
+    ttl_s: int = field(default=0, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         topic: object = self.topic
@@ -235,6 +240,12 @@ class Subscription:
                 raise NameInvalid(f"{name} {value!r}: True or False")
         if type(self.expires_s) is not int or not 0 <= self.expires_s <= EXPIRES_S_MAX:
             raise NameInvalid(f"expires_s {self.expires_s!r}: whole seconds, 0 to {EXPIRES_S_MAX}")
+        if type(self.ttl_s) is not int or not 0 <= self.ttl_s <= TTL_S_MAX:
+            raise NameInvalid(f"ttl_s {self.ttl_s!r}: whole seconds, 0 to {TTL_S_MAX}")
+        if self.ttl_s and self.expires_s:
+            raise NameInvalid(
+                f"{self}: ttl_s parks messages, and with expires_s there is no parking queue"
+            )
         if self.topic.partitions:
             _check_partitioned(self.name)
             if self.expires_s:

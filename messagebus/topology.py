@@ -89,6 +89,7 @@ OPTION_KINDS: Mapping[str, type] = {
     "partitions": int,
     "homes": str,
     "mqtt": bool,
+    "ttl_s": int,
 }
 OF_STREAMS, OF_TOPICS = {"keep_s", "keep_bytes"}, {"homes", "mqtt"}
 # The exchange that RabbitMQ's plug-in publishes to, `/` in an MQTT topic as `.` in the routing key.
@@ -271,6 +272,8 @@ def _queues(source: Source, mark: Options, name: str = "") -> tuple[QueueSpec, .
         own["x-single-active-consumer"] = True
     if isinstance(source, Subscription) and source.expires_s:
         own["x-expires"] = source.expires_s * MS_PER_S
+    if isinstance(source, Subscription) and source.ttl_s:
+        own["x-message-ttl"] = source.ttl_s * MS_PER_S
     is_quorum = source.durability is Durability.FSYNC
     kind = {"x-queue-type": "quorum" if is_quorum else "classic"}
     # By RabbitMQ's default a `max-length` of any policy would drop the oldest messages.
@@ -387,6 +390,7 @@ _DEFAULTS: dict[type, dict[str, int | bool | None]] = {
         "delivery_limit": 0,
         "plain": False,
         "ordered": True,
+        "ttl_s": 0,
     },
     Stream: {"keep_s": STREAM_KEEP_S, "keep_bytes": STREAM_KEEP_BYTES},
 }
@@ -506,6 +510,7 @@ def differences(wanted: Wanted, options: Options) -> str:
         "ordered": True,
         "partitions": 0,
         "homes": "",
+        "ttl_s": 0,
     }
     told = []
     for key in keys:

@@ -223,3 +223,22 @@ async def sent_to(bus: Bus, source: Subscription, *texts: str) -> None:
     await consumer.call("stop", 0)
     if texts:
         await sent(bus, *texts)
+
+
+# The time to live of a subscription.
+@pytest.mark.guarantee("waiting-too-long-is-parked")
+async def test_what_waits_longer_than_its_subscription_allows_is_parked(bus: Bus) -> None:
+    source = Subscription(Topic(bus.topic), "billing", ttl_s=1)
+    first = await bus.consumer("", destination=source)
+    await first.call("stop")
+    publisher = await bus.publisher()
+    names = {name: await publisher.call("send_safe", bus.topic, name) for name in ("1", "2", "3")}
+    bus.pass_time(1.5)
+    brokers = {published.broker for published in names.values()}
+    until = time.monotonic() + WITHIN_S
+    while sum([await bus.parked(broker, "billing") for broker in brokers]) < 3:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.05)
+    consumer = await bus.consumer("", destination=source)
+    assert await bus.redrive(f"{bus.topic}/billing") == 3
+    assert sorted(await bodies(consumer, 3)) == ["1", "2", "3"]

@@ -21,6 +21,7 @@ from messagebus.topology import (
     options_of,
     parse_wanted,
     read_item,
+    segment_declarations,
     to_item,
     with_options,
 )
@@ -352,3 +353,30 @@ def test_only_quorum_queues_have_a_delivery_limit() -> None:
         Queue("jobs", Durability.PAGE_CACHE, delivery_limit=3)
     with pytest.raises(NameInvalid, match="a whole number"):
         Subscription(Topic("orders"), "billing", delivery_limit=-1)
+
+
+def test_a_subscription_with_a_time_to_live_parks_what_waits_too_long_and_parks_it_for_ever() -> (
+    None
+):
+    for topic in (Topic("orders"), Topic("clicks", durability=Durability.PAGE_CACHE)):
+        wanted = Subscription(topic, "reports", ttl_s=90)
+        parking, queue = declarations(wanted).queues
+        assert queue.arguments["x-message-ttl"] == 90_000
+        assert queue.arguments["x-dead-letter-routing-key"] == parking.name
+        assert "x-message-ttl" not in parking.arguments
+    parts = Subscription(Topic("parts", partitions=4), "reports", ttl_s=90)
+    segment = segment_declarations(parts, "3.1").queues[-1]
+    assert segment.arguments["x-message-ttl"] == 90_000
+
+
+def test_a_time_to_live_that_would_drop_or_makes_no_sense_is_refused() -> None:
+    with pytest.raises(NameInvalid, match="no parking queue"):
+        Subscription(Topic("orders"), "reports", ttl_s=90, expires_s=300)
+    for ttl_s in (-1, 0.5, True, 4_294_968):
+        with pytest.raises(NameInvalid, match="whole seconds, 0 to 4294967"):
+            Subscription(Topic("orders"), "reports", ttl_s=ttl_s)  # type: ignore[arg-type]
+    with pytest.raises(NameInvalid, match="only a subscription has ttl_s"):
+        with_options("orders", {"ttl_s": 90})
+    assert with_options("orders/reports", {"ttl_s": 90}) == Subscription(Topic("orders"), "reports")
+    told = differences(Subscription(Topic("orders"), "reports", ttl_s=90), {})
+    assert told == "orders/reports: ttl_s is wanted 90 and exists 0"

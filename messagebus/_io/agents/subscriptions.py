@@ -44,8 +44,9 @@ class SubscriptionCount:
     """One subscription or queue on one broker.
 
     name: ``orders/billing`` or ``queue:jobs``. broker: ``host:port``. durability, single_active, expires_s,
-    delivery_limit: its options. ready: waiting messages. consumers: number of consumers. unacked: messages
-    delivered and not answered, up to some seconds old; None if unknown. partitions: of its topic, 0: none.
+    delivery_limit, ttl_s: its options. ready: waiting messages. consumers: number of consumers.
+    unacked: messages delivered and not answered, up to some seconds old; None if unknown. partitions: of its
+    topic, 0: none.
     segments: segments whose home the broker is, such as ``7.1`` -> waiting messages.
     """
 
@@ -58,6 +59,7 @@ class SubscriptionCount:
     single_active: bool = False
     expires_s: int = 0
     delivery_limit: int = 0
+    ttl_s: int = 0
     partitions: int = 0
     segments: Mapping[str, int] = field(default_factory=dict)
 
