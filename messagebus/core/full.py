@@ -79,6 +79,15 @@ class FullDestinations:
         """Forget one that is closed for another reason, and opened by who closed it."""
         self._rests.pop(destination, None)
 
+    @property
+    def is_long(self) -> bool:
+        """True when one was refused at each of several tries.
+
+        RabbitMQ goes on refusing on a channel when the quota is gone, until the queue gets shorter: a new
+        link shows whether there is room.
+        """
+        return any(rest.lasts_ms == REST_MS_MAX for rest in self._rests.values())
+
     def is_resting(self, destination: str) -> bool:
         """Return whether it is closed until its time is over."""
         rest = self._rests.get(destination)

@@ -8,7 +8,14 @@ import sys
 
 import pytest
 
-from messagebus import AsyncConsumer, AsyncPublisher, BusConfig, Outcome
+from messagebus import (
+    AsyncConsumer,
+    AsyncPublisher,
+    BusConfig,
+    Outcome,
+    Published,
+    PublisherConfig,
+)
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR
 
@@ -41,9 +48,6 @@ async def test_a_quota_of_the_command_refuses_and_drops_nothing(
         assert ends[-1].outcome is Outcome.REFUSED
         confirmed = {end.message_id for end in ends if end.outcome is Outcome.CONFIRMED}
         assert quota(cluster, "clear", source) == f"{source}: no quota any more\n"
-        async with asyncio.timeout(60 * FACTOR):
-            while (await publisher.send_many(topic, [b"after"]))[0].outcome is Outcome.REFUSED:
-                pass
     found: set[str] = set()
     async with AsyncConsumer(bus, topic, subscription="billing") as consumer:
         while not confirmed <= found:
@@ -51,3 +55,29 @@ async def test_a_quota_of_the_command_refuses_and_drops_nothing(
             assert delivery is not None
             found.add(delivery.message_id)
             consumer.ack(delivery)
+
+
+@pytest.mark.guarantee("full-makes-publishers-wait")
+async def test_a_publisher_that_waits_notices_that_a_quota_is_gone_while_nobody_consumes(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    source = f"{topic}/billing"
+    async with AsyncConsumer(bus, topic, subscription="billing"):
+        pass
+    quota(cluster, "set", source, "--messages", "3")
+    config = PublisherConfig(on_full="wait", deadline_s=120, window=10)
+    async with AsyncPublisher(bus, config) as publisher:
+        sending: list[asyncio.Future[Published]] = []
+
+        async def fill() -> bool:
+            sending.extend([await publisher.submit(topic, b"more") for _ in range(20)])
+            await asyncio.sleep(0)
+            assert publisher._drivers is not None
+            return bool(publisher._drivers.own.pending.full)
+
+        async with asyncio.timeout(60 * FACTOR):
+            while not await fill():
+                await asyncio.wait(sending)
+        quota(cluster, "clear", source)
+        ends = await asyncio.gather(*sending)
+    assert {end.outcome for end in ends} == {Outcome.CONFIRMED}

@@ -349,6 +349,8 @@ class PublishDriver:
     def _try_full(self, now: int, full: FullDestinations) -> None:
         """Try full destinations again, at another broker where there is one."""
         if self.pending.try_full(now):
+            if full.is_long:
+                self.links.renew()
             self.wake()
         begun, over = full.changes()
         for destination in begun:
