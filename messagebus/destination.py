@@ -114,7 +114,8 @@ class Topic:
     partitions: 1 to 1,024, permanent; 0: none. Each partition has one broker, its home, and keeps the order
     of its keys through every change of brokers (docs/explanation/order.md). homes: set by the agents.
     mqtt: True: the topic receives what MQTT clients publish under its name (docs/guides/stomp.md); None:
-    leave it as it is. Two topics are equal if their names are.
+    leave it as it is. deflate: True: publishers compress its batches, with a checksum; all its consumers must
+    read that (docs/guides/publishing.md). Two topics are equal if their names are.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Topic:
     partitions: int = field(default=0, compare=False, kw_only=True)
     homes: str = field(default="", compare=False, kw_only=True, repr=False)
     mqtt: bool | None = field(default=None, compare=False, kw_only=True)
+    deflate: bool = field(default=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_name("topic", self.name)
@@ -136,6 +138,8 @@ class Topic:
                 raise NameInvalid(f"partitions need durability fsync, not {self.durability.value}")
         if self.mqtt is not None and (type(self.mqtt) is not bool or self.partitions):
             raise NameInvalid(f"mqtt {self.mqtt!r}: True or False, and none with partitions")
+        if type(self.deflate) is not bool or (self.deflate and self.partitions):
+            raise NameInvalid(f"deflate {self.deflate!r}: True or False, and False with partitions")
 
     @property
     def exchange(self) -> str:

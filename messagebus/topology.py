@@ -90,8 +90,9 @@ OPTION_KINDS: Mapping[str, type] = {
     "homes": str,
     "mqtt": bool,
     "ttl_s": int,
+    "deflate": bool,
 }
-OF_STREAMS, OF_TOPICS = {"keep_s", "keep_bytes"}, {"homes", "mqtt"}
+OF_STREAMS, OF_TOPICS = {"keep_s", "keep_bytes"}, {"homes", "mqtt", "deflate"}
 # The exchange that RabbitMQ's plug-in publishes to, `/` in an MQTT topic as `.` in the routing key.
 MQTT_EXCHANGE = "amq.topic"
 DELAY_PREFIX, STREAM_PREFIX = "delay:", "stream:"
@@ -382,7 +383,7 @@ def parse_wanted(text: str) -> Wanted:
 
 # Options beside the name, of which the value is that of the attribute; with their defaults.
 _DEFAULTS: dict[type, dict[str, int | bool | None]] = {
-    Topic: {"mqtt": None},
+    Topic: {"mqtt": None, "deflate": False},
     Queue: {"single_active": False, "delivery_limit": 0, "plain": False},
     Subscription: {
         "single_active": False,
@@ -511,6 +512,7 @@ def differences(wanted: Wanted, options: Options) -> str:
         "partitions": 0,
         "homes": "",
         "ttl_s": 0,
+        "deflate": False,
     }
     told = []
     for key in keys:

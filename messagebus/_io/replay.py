@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from struct import Struct
 from typing import Any, cast
 
-from messagebus._io.amqp.batch import BatchDamaged, decode_batch
+from messagebus._io.amqp.batch import BatchDamaged
 from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.link import Link
+from messagebus._io.amqp.packed import entries_of
 from messagebus._io.amqp.properties import (
     ALONE,
     in_batch,
@@ -124,7 +125,7 @@ def _messages(
     reading = in_batch(raw)
     return [
         made(ledger, offset, part, source, False, received_ns, own, each, reading)
-        for part, (own, each) in enumerate(decode_batch(body), 1)
+        for part, (own, each) in enumerate(entries_of(raw, body), 1)
     ]
 
 

@@ -10,7 +10,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 
-from messagebus._io.amqp.batch import BatchDamaged, decode_batch
+from messagebus._io.amqp.batch import BatchDamaged
+from messagebus._io.amqp.packed import entries_of
 from messagebus._io.amqp.properties import ALONE, IN_BATCH, is_batch, read_message_id
 from messagebus.destination import PARTS, Destination, Source
 from messagebus.message import Message
@@ -30,7 +31,7 @@ def messages_of(raw: bytes, body: bytes) -> list[Message]:
     """Return the message, or those of a batch; a damaged batch is one message."""
     if is_batch(raw):
         try:
-            return [IN_BATCH.message(*entry) for entry in decode_batch(body)]
+            return [IN_BATCH.message(*entry) for entry in entries_of(raw, body)]
         except BatchDamaged:
             pass
     return [ALONE.message(raw, body)]
@@ -39,7 +40,7 @@ def messages_of(raw: bytes, body: bytes) -> list[Message]:
 def ids_of(raw: bytes, body: bytes) -> list[str]:
     if is_batch(raw):
         try:
-            return [read_message_id(entry) for entry, _ in decode_batch(body)]
+            return [read_message_id(entry) for entry, _ in entries_of(raw, body)]
         except BatchDamaged:
             pass
     return [read_message_id(raw)]
@@ -128,7 +129,7 @@ class Journal:
 def _entries(raw: bytes, body: bytes) -> Iterator[tuple[bytes, bytes]]:
     if is_batch(raw):
         try:
-            yield from decode_batch(body)
+            yield from entries_of(raw, body)
             return
         except BatchDamaged:
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +27,11 @@ from messagebus import (
     Refused,
     Spool,
     Stopped,
+    Topic,
     Unroutable,
 )
+from messagebus._io.amqp.batch import BatchDamaged
+from messagebus._io.amqp.packed import packed
 from messagebus._io.publish.admission import Lane
 from messagebus.core.ends import FULL_TOO_LONG
 from messagebus.testing import MemoryBus
@@ -516,3 +520,51 @@ async def received(consumer: Client, count: int) -> set[str]:
         found.add(delivery.message_id)
         await consumer.call("ack", delivery)
     return found
+
+
+async def batched(bus: Bus, count: int) -> Client:
+    """Publish a batch of this many rows to a topic that is declared to be compressed. Returns a consumer."""
+    topic = Topic(bus.topic, deflate=True)
+    publisher = await bus.publisher(batch={bus.topic: Batching(linger_s=1)})
+    consumer = await bus.consumer(destination=topic)
+    rows = [{"number": number, "text": "a row of some length"} for number in range(count)]
+    ends = await publisher.call("send_many", topic, rows)
+    assert {end.outcome for end in ends} == {Outcome.CONFIRMED}
+    return consumer
+
+
+async def test_batches_of_a_topic_that_is_declared_so_are_compressed(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[tuple[int, int]] = []
+
+    def watched(body: bytes, *given: Any, **named: Any) -> tuple[bytes, bytes]:
+        made = packed(body, *given, **named)
+        sizes.append((len(body), len(made[1])))
+        return made
+
+    monkeypatch.setattr("messagebus._io.publish.sender.packed", watched)
+    consumer = await batched(bus, 40)
+    got = await receive(consumer, 40)
+    assert {json.loads(delivery.body)["number"] for delivery in got} == set(range(40))
+    assert any(after < 0.4 * before for before, after in sizes)
+
+
+@pytest.mark.guarantee("damaged-batch-is-parked")
+async def test_a_batch_with_a_wrong_checksum_is_parked_whole_and_readable_again_later(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(raw: bytes, body: bytes) -> list[tuple[bytes, bytes]]:
+        raise BatchDamaged("checksum: its bytes are not those that were published")
+
+    monkeypatch.setattr("messagebus._io.consume.inbox.entries_of", broken)
+    consumer = await batched(bus, 40)
+    brokers = (await consumer.call("stats")).brokers
+    until = time.monotonic() + WITHIN_S
+    while not sum([await bus.parked(broker, "billing") for broker in brokers]):
+        assert time.monotonic() < until
+        await asyncio.sleep(0.05)
+    monkeypatch.undo()
+    assert await bus.redrive(f"{bus.topic}/billing") >= 1
+    got = await receive(consumer, 40)
+    assert {json.loads(delivery.body)["number"] for delivery in got} == set(range(40))

@@ -63,6 +63,22 @@ def encode(message: Message, message_id: str, stamp_s: int, *, persistent: bool 
     return _encode(message, message_id, b"\x02" if persistent else b"\x01", stamp)
 
 
+def encode_batch_properties(
+    message_id: str,
+    stamp_s: int,
+    *,
+    encoding: str,
+    marks: Mapping[str, int],
+    persistent: bool = True,
+) -> bytes:
+    """Encode the properties of a batch that is marked. marks: headers of the library."""
+    around = _arrived(
+        body=b"", content_type=BATCH_TYPE, content_encoding=encoding, headers=marks, message_id="",
+        key="", priority=None, correlation_id="", reply_to="", type="", app_id="", ttl_s=None,
+    )  # fmt: skip
+    return encode(around, message_id, stamp_s, persistent=persistent)
+
+
 def due_first(message: Message) -> Message:
     """Return a copy to be delayed: its time to live moves into a header, hidden from the broker."""
     fields = {name: getattr(message, name) for name in Message.__slots__}
@@ -272,6 +288,22 @@ def read_library_headers(raw: bytes) -> Mapping[str, Any]:
     """Read the library's own headers, which `decode` leaves out."""
     found = read_headers(raw)
     return {key: each for key, each in found.items() if key.startswith(RESERVED_PREFIX)}
+
+
+def read_encoding_and_headers(raw: bytes) -> tuple[str, Mapping[str, Any]]:
+    """Read the content encoding and all headers. Never raises."""
+    encoding, headers = "", NO_HEADERS
+    try:
+        for name, value in _properties(raw):
+            if name == "content_encoding":
+                encoding = value
+            elif name == "headers":
+                headers = value
+            elif name != "content_type":
+                break
+    except IndexError:
+        pass
+    return encoding, headers
 
 
 def read_headers(raw: bytes) -> Mapping[str, Any]:

@@ -21,9 +21,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from messagebus._io.amqp.batch import BatchDamaged, decode_batch
+from messagebus._io.amqp.batch import BatchDamaged
 from messagebus._io.amqp.connection import Transport
 from messagebus._io.amqp.frames import HEADER_FRAME_MAX, TOO_LONG, Arrived
+from messagebus._io.amqp.packed import entries_of
 from messagebus._io.amqp.properties import (
     ALONE,
     BATCH_START,
@@ -267,7 +268,7 @@ class Inbox:
     ) -> list[Delivery]:
         """Return the messages of a batch that have no answer yet."""
         try:
-            entries = decode_batch(body)
+            entries = entries_of(raw, body)
         except BatchDamaged as fault:
             self._park_damaged(ledger, tag, raw, body, str(fault))
             return []
@@ -366,7 +367,7 @@ class Inbox:
         if found is None:
             return
         raw, body = found
-        entries, stamp_ms = decode_batch(body), read_stamp_ms(raw)
+        entries, stamp_ms = entries_of(raw, body), read_stamp_ms(raw)
         for part in parts:
             if ledger.claim(tag, part):
                 original = Original.entry_of(*entries[part - 1], stamp_ms)

@@ -91,6 +91,8 @@ class Destinations:
         self._loop = asyncio.get_running_loop()
         self.known: dict[str, Address] = {}
         """Name -> address of the destinations that are open or being opened."""
+        self.deflated: set[str] = set()
+        """Those whose topic is declared so that batches are compressed."""
         self._options = {""}  # a few: what programs ask of their destinations
         self._refusals: dict[str, _Refusal] = {}
         self.on_partitioned: Callable[[Address, Options, list[Item]], str] | None = None
@@ -247,6 +249,8 @@ class Destinations:
                 address.wanted, timeout_ms=REGISTER_TIMEOUT_MS, enough=True
             )
             options = found.options.get(str(address.wanted[0]), {})
+            if options.get("deflate") or getattr(address.wanted[0], "deflate", False):
+                self.deflated.add(address.destination)
             if options.get("partitions"):
                 self._partitioned[address.destination] = options
                 self._hand_on(address)

@@ -201,7 +201,8 @@ class Links:
             other for other in old if not new.broker or self.open[other].broker in ("", new.broker)
         ]
         self._pending.in_flight.opened(number, after=same)
-        self.current, self.sender = new, Sender(new.transport)
+        self.current = new
+        self.sender = Sender(new.transport, self._destinations.deflated)
         self.properties_max = new.properties_max
         self._refuse_too_long()
         # A blocked broker does not read what it has not answered by now.

@@ -7,10 +7,12 @@ time stamp, once a second for each target.
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from typing import cast
 
 from messagebus._io.amqp.batch import BATCH_TYPE, EntryShape, encode_entry
 from messagebus._io.amqp.connection import Frames, Transport, UniformFrames
+from messagebus._io.amqp.packed import packed
 from messagebus._io.amqp.properties import ID_PLACE, bare_entry_shape, bare_shape, encode
 from messagebus._io.publish.publishes import Bundle, Publish, PublishCopy, Shape
 from messagebus._io.publish.targets import Target
@@ -24,8 +26,9 @@ from messagebus.message import (
 class Sender:
     """The encoder of all publishes of one link."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, deflated: Container[str] = ()) -> None:
+        """Create it. deflated: the destinations whose batches are compressed, with a checksum."""
+        self._transport, self._deflated = transport, deflated
         self._frames: dict[str, Frames] = {}
         self._uniform: dict[tuple[Target, Shape | None], UniformFrames] = {}
         self._entries: dict[str, EntryShape] = {}
@@ -94,6 +97,15 @@ class Sender:
             else:
                 target.add(parts, publish.message_id.encode(), publish.body)
         first = publishes[0]
+        if first.destination in self._deflated:
+            properties, body = packed(
+                b"".join(parts),
+                batch.message_id,
+                self._stamp_s,
+                persistent=first.target.confirms,
+            )
+            self._frames_for(first.target).add(self._transport.out, properties, body)
+            return
         around = Message(body=b"", content_type=BATCH_TYPE)
         properties = encode(
             around, batch.message_id, self._stamp_s, persistent=first.target.confirms

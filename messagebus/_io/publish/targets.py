@@ -181,7 +181,7 @@ class Targets:
                     destination.delivery_limit,
                 )
             else:
-                key = common, destination.partitions, destination.mqtt
+                key = common, destination.partitions, destination.mqtt, destination.deflate
         except AttributeError:
             raise NameInvalid(
                 f"destination {destination!r}: a name, Topic or Queue wanted"

@@ -20,9 +20,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from messagebus._io.amqp.batch import BatchDamaged, decode_batch
+from messagebus._io.amqp.batch import BatchDamaged
 from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.link import Link
+from messagebus._io.amqp.packed import entries_of
 from messagebus._io.amqp.properties import ALONE, in_batch, is_batch
 from messagebus.clock import wall_ms
 from messagebus.destination import Subscription, Topic
@@ -285,7 +286,7 @@ class _Tap:
         reading = ALONE
         if is_batch(raw):
             with suppress(BatchDamaged):
-                entries, reading = decode_batch(body), in_batch(raw)
+                entries, reading = entries_of(raw, body), in_batch(raw)
         for properties, inner in entries:
             stamp_ms = reading.stamp_ms(properties)
             told = as_envelope(
