@@ -164,6 +164,12 @@ def cli(verbose: bool, profile: str | None) -> None:
 @click.option(
     "--ttl", type=Duration(), help="Of subscriptions: park a message that waits longer: 90s, 7d."
 )
+@click.option(
+    "--deflate",
+    is_flag=True,
+    default=None,
+    help="Of topics: batches are compressed; all consumers must read that. Permanent.",
+)
 @click.option("--mqtt/--no-mqtt", default=None, help="Of topics: MQTT clients publish to it, too.")
 @durability_option
 def declare(
@@ -173,6 +179,7 @@ def declare(
     partitions: int | None,
     unordered: bool,
     ttl: float | None,
+    deflate: bool | None,
     mqtt: bool | None,
     durability: str,
 ) -> int:
@@ -190,7 +197,7 @@ def declare(
 
     level = Durability(durability)
     options = {} if level is Durability.FSYNC else {"durability": level.value}
-    of_topics = {"partitions": partitions, "mqtt": mqtt}
+    of_topics = {"partitions": partitions, "mqtt": mqtt, "deflate": deflate}
     parts: Options = {key: each for key, each in of_topics.items() if each is not None}
 
     of_subscriptions: Options = {

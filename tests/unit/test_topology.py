@@ -380,3 +380,19 @@ def test_a_time_to_live_that_would_drop_or_makes_no_sense_is_refused() -> None:
     assert with_options("orders/reports", {"ttl_s": 90}) == Subscription(Topic("orders"), "reports")
     told = differences(Subscription(Topic("orders"), "reports", ttl_s=90), {})
     assert told == "orders/reports: ttl_s is wanted 90 and exists 0"
+
+
+def test_a_topic_is_compressed_only_where_it_is_declared_so_and_not_with_partitions() -> None:
+    wanted = Topic("orders", deflate=True)
+    assert options_of(wanted) == {"deflate": True}
+    assert options_of(Topic("orders")) == {}
+    assert with_options("orders", {"deflate": True}) == wanted
+    assert declarations(wanted) == declarations(Topic("orders"))
+    assert differences(wanted, {}) == "orders: deflate is wanted True and exists False"
+    assert differences(Topic("orders"), {"deflate": True}) == ""
+    with pytest.raises(NameInvalid, match="only a topic has deflate"):
+        with_options("orders/billing", {"deflate": True})
+    with pytest.raises(NameInvalid, match="False with partitions"):
+        Topic("orders", partitions=4, deflate=True)
+    with pytest.raises(NameInvalid, match="deflate 1"):
+        Topic("orders", deflate=1)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from messagebus import MessageBusError
 from messagebus.clock import MS_PER_S
 from messagebus.observing.totals import known
 from messagebus.observing.trace import rows_of
-from messagebus.services.monitor.board import Board, Source
+from messagebus.services.monitor.board import OLD_MS, Board, Source
 from messagebus.services.monitor.people import Principal
 
 if TYPE_CHECKING:
@@ -113,6 +113,26 @@ async def answer_part(monitor: Monitor, request: Request, who: Principal) -> Res
     if what not in OF:
         return JSONResponse({"error": f"one of {', '.join([*OF, 'events', 'trace/ID'])}"}, 404)
     return JSONResponse(OF[what](monitor.watch.board))
+
+
+async def depth(monitor: Monitor, request: Request, who: Principal) -> Response:
+    """Answer with the messages of one subscription or queue over all brokers, for autoscalers.
+
+    503 while that is not known, so that an autoscaler does not take a part for the whole.
+    """
+    name, board = request.query_params.get("source", ""), monitor.watch.board
+    monitor.watch.looking()
+    bus, source = board.view.bus, board.sources.get(name)
+    if board.view.fault or time.time() * MS_PER_S - bus.at_ms > OLD_MS:
+        told = board.view.fault or "nothing was observed lately"
+        return JSONResponse({"error": told}, 503)
+    if without := dict(board.without):
+        return JSONResponse({"error": "some brokers do not answer", "without": without}, 503)
+    if source is None:
+        return JSONResponse({"error": f"no subscription or queue {name!r}"}, 404)
+    found = source_row(source)
+    keys = ("waiting", "owed", "consumers", "oldest_s", "in_per_s", "out_per_s", "parked")
+    return JSONResponse({"source": name, **{key: found[key] for key in keys}, "at_ms": bus.at_ms})
 
 
 async def trace(monitor: Monitor, request: Request, who: Principal) -> Response:

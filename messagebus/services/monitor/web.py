@@ -490,6 +490,7 @@ ADDRESSES = (
     Address("/trace", Role.VIEWER, _trace, cost=RENDERED),
     Address("/metrics", Role.VIEWER, api.metrics),
     Address("/api/v1/trace/{id}", Role.VIEWER, api.trace, cost=RENDERED),
+    Address("/api/v1/depth", Role.VIEWER, api.depth),
     Address("/api/v1/{what}", Role.VIEWER, api.answer_part, cost=RENDERED),
     Address("/subscriptions/{name:path}/series", Role.VIEWER, _series),
     Address("/queues/{name}/series", Role.VIEWER, _series),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from messagebus.services.monitor.config import MonitorConfig
 from messagebus.services.monitor.people import is_password
 from messagebus.services.monitor.playbooks import BYTES_MAX, Playbook, Playbooks
 from ops.run.journal import Journal, abandon
-from tests.support.watched import PROXIED
+from tests.support.watched import PROXIED, MadeUp
 from tests.unit.services.monitor.test_web import client_of, configured, monitor_of, token_of
 
 
@@ -40,6 +41,29 @@ async def test_each_page_has_its_figures_as_json_and_a_silent_broker_has_none() 
     assert rows["mb8.example:5672"] is None
     assert fraud["waiting"] == sum(row["ready"] + row["unacked"] for row in rows.values() if row)
     assert told["clients"][0]["id"] == "report-nightly@batch-2"
+
+
+async def test_the_depth_of_a_subscription_is_told_only_while_all_brokers_answer() -> None:
+    status, text = await answered("/api/v1/depth?source=payments/fraud")
+    assert status == 503
+    assert list(json.loads(text)["without"]) == ["mb8.example:5672"]
+    monitor, _ = await monitor_of(configured(), MadeUp(silent=False))
+    bearer = {"Authorization": f"Bearer {token_of('viewer-1')}"}
+    async with client_of(monitor) as client:
+        got = await client.get("/api/v1/depth?source=payments/fraud", headers=bearer)
+        rows = (await client.get("/api/v1/subscriptions", headers=bearer)).json()
+        (row,) = [each for each in rows if each["name"] == "payments/fraud"]
+        assert (got.status_code, got.json()["waiting"]) == (200, row["waiting"])
+        assert isinstance(row["waiting"], int)
+        unknown = await client.get("/api/v1/depth?source=no/such", headers=bearer)
+        assert (unknown.status_code, "no/such" in unknown.text) == (404, True)
+        bus = monitor.watch.board.view.bus
+        monitor.watch.board = replace(
+            monitor.watch.board,
+            view=replace(monitor.watch.board.view, bus=replace(bus, at_ms=bus.at_ms - 60_000)),
+        )
+        old = await client.get("/api/v1/depth?source=payments/fraud", headers=bearer)
+        assert (old.status_code, old.json()["error"]) == (503, "nothing was observed lately")
 
 
 async def test_what_there_is_not_is_named_and_nobody_gets_nothing() -> None:

@@ -68,6 +68,7 @@ TABLE = {
     "/trace": ("/trace", Role.VIEWER),
     "/metrics": ("/metrics", Role.VIEWER),
     "/api/v1/trace/{id}": (None, Role.VIEWER),
+    "/api/v1/depth": (None, Role.VIEWER),
     "/api/v1/{what}": ("/api/v1/overview", Role.VIEWER),
     "/plans": ("/plans", Role.OPERATOR),
     "/plans/{id}": ("/plans/none", Role.OPERATOR),
