@@ -67,7 +67,8 @@ class Message:
         (CC, BCC, x-death ...). No floats, which AMQP clients read differently. At most HEADERS_BYTES_MAX
         in all. Never mutated.
     key: messages of one key keep their order; 0 to 255 bytes of UTF-8; "": no key.
-    priority: 0 to 9; None: none. Quorum queues of RabbitMQ 3 ignore it.
+    priority: 0 to 9; None: none. Quorum queues of RabbitMQ 3 ignore it; those of RabbitMQ 4 deliver a higher
+        one first, out of the order of sending. Topics with partitions refuse it.
     correlation_id, reply_to, type, app_id: as in AMQP, for the application's own use.
     content_encoding: coding of the body, such as ``gzip``; the library neither compresses nor decompresses.
         A charset there, as Spring writes it, is used if content_type has none.

@@ -200,6 +200,17 @@ async def test_what_cannot_keep_an_order_is_refused_by_its_name(
             await publisher.call("submit", bus.topic, b"m", **options)
 
 
+async def test_a_message_with_a_priority_is_refused_by_a_topic_with_partitions(bus: Bus) -> None:
+    """Quorum queues of RabbitMQ 4 deliver a higher priority first: its key would lose its order."""
+    await declared(bus)
+    publisher = await bus.publisher()
+    for message in (Message(body=b"m", priority=9), Message(body=b"m", key="k", priority=0)):
+        end = await end_of(await publisher.call("submit", bus.topic, message))
+        assert end.outcome is Outcome.REFUSED
+        assert "a message with a priority has no place in their order" in end.reason
+    await publisher.call("send_safe", bus.topic, Message(body=b"m", key="k"))
+
+
 async def test_a_subscription_without_order_gets_everything_of_every_partition_by_any_consumer(
     bus: Bus,
 ) -> None:

@@ -277,6 +277,10 @@ def read_key(raw: bytes) -> str | None:
     return str(raw[at : at + int.from_bytes(raw[at - 4 : at])], "utf-8", "backslashreplace")
 
 
+def has_priority(raw: bytes) -> bool:
+    return len(raw) > 1 and bool(raw[0] << 8 & PRIORITY)
+
+
 def read_content_type(raw: bytes) -> str:
     """Read only the content type, the first property. "" for none."""
     if len(raw) < 3 or not raw[0] << 8 & CONTENT_TYPE:

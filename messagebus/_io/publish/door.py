@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
-from messagebus._io.amqp.properties import due_first, encode, encode_entry
+from messagebus._io.amqp.properties import due_first, encode, encode_entry, has_priority
 from messagebus._io.loop import Tasks
 from messagebus._io.publish.calls import Call
 from messagebus._io.publish.destinations import Destinations
@@ -25,6 +25,7 @@ from messagebus.core.confirms import Packing
 from messagebus.core.ends import NOT_ENCODED, REFUSED, End, Item
 from messagebus.core.parking import STEP_PREFIX
 from messagebus.core.pending import PendingPublishes
+from messagebus.destination import PARTS
 from messagebus.message import Message
 
 
@@ -165,10 +166,10 @@ class MemoryDoor:
             try:
                 # Encode now: the application may change its headers afterwards.
                 publish.properties = encode_publish(target, message, message_id, alone=alone)
-            except Exception as fault:  # an AMQP table cannot hold it
-                return self.refuse(publish, f"{NOT_ENCODED}: {type(fault).__name__}")
-            if alone and (too_long := self.frame_fault(publish.properties)):
-                return self.refuse(publish, too_long)
+            except Exception as error:  # an AMQP table cannot hold it
+                return self.refuse(publish, f"{NOT_ENCODED}: {type(error).__name__}")
+            if alone and (fault := self.fault_of(target, publish.properties)):
+                return self.refuse(publish, fault)
             self._backlog.accept(publish, alone=alone)
         if not self._driver.is_woken:
             self._driver.wake()
@@ -195,7 +196,9 @@ class MemoryDoor:
 
     def accept_alone(self, publish: Publish) -> None:
         """Accept a publish with its properties, in no batch and behind all others."""
-        if not publish.attempts and (fault := self.frame_fault(publish.properties or b"")):
+        if not publish.attempts and (
+            fault := self.fault_of(publish.target, publish.properties or b"")
+        ):
             self.refuse(publish, fault)
             return
         if publish.target.destination not in self._known:
@@ -203,10 +206,15 @@ class MemoryDoor:
         self._backlog.accept(publish, alone=True)
         self._driver.wake()
 
-    def frame_fault(self, properties: bytes) -> str:
-        """Return why a broker would hang up at these properties, which go alone; "" where it takes them."""
+    def fault_of(self, target: Target, properties: bytes) -> str:
+        """Return why a message with these properties, which goes alone, is refused; "" where it is not."""
         size, most = len(properties), self._driver.properties_max
-        return f"headers of {size} bytes: its broker takes {most}" if size > most else ""
+        if size > most:
+            return f"headers of {size} bytes: its broker takes {most}"
+        if has_priority(properties) and target.address.exchange.startswith(PARTS):
+            name = target.address.name
+            return f"{name} has partitions: a message with a priority has no place in their order"
+        return ""
 
     def submit_copy(self, copy: PublishCopy) -> None:
         """Accept one of two copies, as `submit`."""

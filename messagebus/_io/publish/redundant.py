@@ -194,7 +194,7 @@ class RedundantDrivers:
             except Exception as fault:  # an AMQP table cannot hold it
                 return self._refuse(publish, f"{NOT_ENCODED}: {type(fault).__name__}")
             for each in (first, second) if alone else ():
-                if too_long := each.memory.frame_fault(publish.properties):
+                if too_long := each.memory.fault_of(publish.target, publish.properties):
                     return self._refuse(publish, too_long)
         self.open += 1
         publish.waiter = publish
