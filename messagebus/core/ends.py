@@ -26,8 +26,10 @@ class End(NamedTuple):
 NO_DEADLINE_MS = 1 << 62
 # Beginnings of reasons that say nothing against the message.
 DEADLINE_PASSED, PUBLISHER_STOPPED = "deadline passed", "the publisher was stopped"
-# Beginning of the reason of a message that can be published nowhere.
-NOT_ENCODED = "cannot be encoded"
+# Beginnings of reasons of a message that is refused as it is, at every try.
+NOT_ENCODED, TOO_LONG = "cannot be encoded", "headers "
+NO_PRIORITY = "a message with a priority has no place"
+REFUSED_FOR_EVER = (NOT_ENCODED, TOO_LONG, NO_PRIORITY)
 NO_READER = "no queue took it; declare a subscription first"
 END_CONFIRMED, END_UNROUTABLE = End(CONFIRMED), End(UNROUTABLE, NO_READER)
 FULL_TOO_LONG = f"{DEADLINE_PASSED}: the broker refused it until then, because a queue is full"

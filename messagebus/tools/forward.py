@@ -39,7 +39,7 @@ from messagebus.clock import LogLimit
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings, durability_option
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, read_toml
-from messagebus.core.ends import NOT_ENCODED
+from messagebus.core.ends import REFUSED_FOR_EVER
 from messagebus.core.path import HOPS_MAX, Way, is_site, longer, way_on
 from messagebus.destination import Destination, Topic, parse_destination
 from messagebus.errors import (
@@ -248,7 +248,7 @@ class _Spell:
         if future.cancelled():
             return
         published = future.result()
-        if published.reason.startswith(NOT_ENCODED):
+        if published.reason.startswith(REFUSED_FOR_EVER):
             self._close()
             self._tasks.spawn(self._park(delivery, published.reason))
             return

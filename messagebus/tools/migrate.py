@@ -82,7 +82,7 @@ class Plan:
     declare: dict[str, None] = field(default_factory=dict)
 
 
-_NO_DROPS = "no queue drops messages: set a policy with overflow=reject-publish, or watch the depth"
+_NO_DROPS = "no queue drops messages: `python -m ops quota set` has brokers refuse what is too much"
 _FORWARD = "between buses, `messagebus forward` forwards topics: docs/guides/sites.md"
 NO_PATTERNS = (
     "there are no patterns: use a topic for each kind of message, and a subscription of each"
@@ -96,7 +96,7 @@ _OF_EXCHANGES = {
 }
 # Arguments of queues, and the same as settings of policies, without "x-".
 _UNMAPPED_SETTINGS = {
-    "message-ttl": "no time to live of a queue: publishers set ttl_s for each message",
+    "message-ttl": "declare a subscription with --ttl, which parks; for a queue publishers set ttl_s",
     "max-length": _NO_DROPS,
     "max-length-bytes": _NO_DROPS,
     "max-priority": "no priorities between messages: use a queue for each priority",
@@ -356,7 +356,7 @@ def _notes(plan: Plan, what: str, settings: Mapping[str, Any]) -> list[str]:
         if key in ("max-length", "max-length-bytes") and "reject" in str(
             settings.get("overflow", "")
         ):
-            notes.append(f"set {key}={value} by a policy with overflow=reject-publish")
+            notes.append(f"{key}={value}: set it with `python -m ops quota set`")
         elif key in _UNMAPPED_SETTINGS:
             plan.unmapped.append(Unmapped(f"{key} of {what}", _UNMAPPED_SETTINGS[key]))
         elif key not in _NOTED_SETTINGS:

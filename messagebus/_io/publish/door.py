@@ -22,7 +22,7 @@ from messagebus._io.publish.targets import Target
 from messagebus.clock import NS_PER_MS, monotonic_ms, whole_ms
 from messagebus.config import PublisherConfig
 from messagebus.core.confirms import Packing
-from messagebus.core.ends import NOT_ENCODED, REFUSED, End, Item
+from messagebus.core.ends import NO_PRIORITY, NOT_ENCODED, REFUSED, TOO_LONG, End, Item
 from messagebus.core.parking import STEP_PREFIX
 from messagebus.core.pending import PendingPublishes
 from messagebus.destination import PARTS
@@ -210,10 +210,9 @@ class MemoryDoor:
         """Return why a message with these properties, which goes alone, is refused; "" where it is not."""
         size, most = len(properties), self._driver.properties_max
         if size > most:
-            return f"headers of {size} bytes: its broker takes {most}"
+            return f"{TOO_LONG}of {size} bytes: its broker takes {most}"
         if has_priority(properties) and target.address.exchange.startswith(PARTS):
-            name = target.address.name
-            return f"{name} has partitions: a message with a priority has no place in their order"
+            return f"{NO_PRIORITY} in the order of {target.address.name}, which has partitions"
         return ""
 
     def submit_copy(self, copy: PublishCopy) -> None:

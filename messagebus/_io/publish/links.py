@@ -40,7 +40,7 @@ from messagebus._io.wire import Wire
 from messagebus.broker import BrokerList
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
-from messagebus.core.ends import Item
+from messagebus.core.ends import TOO_LONG, Item
 from messagebus.core.pending import PendingPublishes
 from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
 from messagebus.errors import PRECONDITION_FAILED, ChannelRefused, LinkError
@@ -233,7 +233,7 @@ class Links:
                 if len(getattr(item, "properties", None) or b"") > most and not item.attempts
             ]
             if too_long:
-                told = f"headers above {most} bytes, which is all its broker takes"
+                told = f"{TOO_LONG}above {most} bytes, which is all its broker takes"
                 self._user.settle(self._pending.withdraw(too_long, told))
 
     # Ends of links.

@@ -16,10 +16,13 @@ from click.testing import CliRunner
 from messagebus import BusConfig, ConsumerConfig, Durability, Message, PublisherConfig, Topic
 from messagebus.__main__ import cli
 from messagebus._io.amqp.copy_headers import to_forward
-from messagebus._io.amqp.properties import decode, encode, read_headers
+from messagebus._io.amqp.properties import decode, encode, has_priority, read_headers
+from messagebus._io.publish.door import MemoryDoor
+from messagebus._io.publish.targets import Target
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer
 from messagebus.commands.exits import Exit
+from messagebus.core.ends import REFUSED_FOR_EVER
 from messagebus.core.path import HOPS_MAX
 from messagebus.message import BODY_BYTES_MAX, Delivery
 from messagebus.testing import MemoryBus
@@ -351,6 +354,25 @@ async def test_what_raises_when_it_is_published_is_parked_and_the_rest_goes_on(
     forwarder._translate = break_one
     async with running(forwarder):
         await asyncio.to_thread(sites.send, "a", b"broken", b"fits")
+        await eventually_async(lambda: len(sites.arrived("b")) == 1, within_s=WITHIN_S)
+        await eventually_async(lambda: forwarder.parked == 1, within_s=WITHIN_S)
+    assert len(sites.buses["a"].parked(TOPIC, "forward-b")) == 1
+
+
+@pytest.mark.parametrize("reason", REFUSED_FOR_EVER)
+async def test_what_the_next_site_refuses_at_every_try_is_parked_and_the_rest_goes_on(
+    make_sites: type[Sites], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = make_sites("ab")
+    forwarder = sites.forwarder("ab")
+    await asyncio.to_thread(sites.send, "a", Message(body=b"refused", priority=3), b"fits")
+
+    def fault_of(_door: MemoryDoor, target: Target, properties: bytes) -> str:
+        is_it = has_priority(properties) and target.address.exchange == f"mb.topic/{TOPIC}"
+        return f"{reason} at all" if is_it else ""
+
+    monkeypatch.setattr(MemoryDoor, "fault_of", fault_of)
+    async with running(forwarder):
         await eventually_async(lambda: len(sites.arrived("b")) == 1, within_s=WITHIN_S)
         await eventually_async(lambda: forwarder.parked == 1, within_s=WITHIN_S)
     assert len(sites.buses["a"].parked(TOPIC, "forward-b")) == 1
