@@ -14,6 +14,7 @@ from typing import Any
 
 from messagebus.destination import Subscription, Topic
 from messagebus.errors import NameInvalid
+from messagebus.terminal import plural
 from messagebus.topology import parse_wanted
 
 PREFIX = "mb.quota "
@@ -80,7 +81,7 @@ class Quota:
 
     def __str__(self) -> str:
         bounds = [
-            *([f"{self.messages} messages"] if self.messages is not None else ()),
+            *([plural(self.messages, "message")] if self.messages is not None else ()),
             *([f"{self.megabytes} MB"] if self.megabytes is not None else ()),
         ]
         return f"{self.source}: {', '.join(bounds)}"

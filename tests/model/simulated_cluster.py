@@ -324,6 +324,8 @@ class SimulatedCluster:
             return "" if rest[0] == "fetch" else self._local(*rest[: rest.index("--dir")])
         if word == "inventory":
             return self._inventory(rest)
+        if word == "quota":
+            return self._share(set(rest) - {"share", "--without"})
         broker = self._node(rest[0])
         if word == "hold":
             if not broker.agent:
@@ -335,6 +337,13 @@ class SimulatedCluster:
             broker.publishers = self.sends_to(broker.name)
         elif word == "move":
             self._move(broker)
+        return ""
+
+    def _share(self, without: set[str]) -> str:
+        """Compute the shares of quotas anew: a question to each broker that is not left out."""
+        for name in self.inventory_names:
+            if name not in without and not self._node(name).running:
+                raise _Refused(f"the management of {name} does not answer")
         return ""
 
     def _move(self, source: Broker) -> None:

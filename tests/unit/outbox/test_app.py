@@ -60,6 +60,11 @@ async def test_an_app_relays_the_outbox_that_its_handlers_add_to(path: Path) -> 
         await eventually_async(
             lambda: (told := app.stats().relay) and told.published, within_s=WITHIN_S
         )
+        await eventually_async(
+            lambda: (told := app.stats().relay) and told.rows_waiting is not None,
+            within_s=WITHIN_S,
+            what="the rows of the table are counted",
+        )
         stats = app.stats().relay
         assert stats is not None
         assert (stats.published, stats.shards) == (1, 16)
