@@ -41,8 +41,8 @@ STEP_WITHIN_S = 120.0
 STEPS_MAX = 40
 # A day's runs are killed at one step in so many; the model of playbooks kills them everywhere, every time.
 KILL_EVERY = 3
-# The playbook sees that others serve, marks the broker, and brings the list.
-STEPS_BEFORE_MOVES = 3
+# The playbook sees that the broker and others serve, marks the broker, and brings the list.
+STEPS_BEFORE_MOVES = STEPS_BEFORE_FREEZE = 3
 DAY_S = 86_400
 # Of keys tests with moves have more in each second; here they are moved by playbooks, which take minutes.
 SLOWER = 4.0
@@ -318,6 +318,8 @@ def test_where_a_broker_is_frozen_a_playbook_stops_says_so_and_is_taken_up_again
     cluster: LocalCluster, load: AuditedLoad
 ) -> None:
     """The model of playbooks has agents and balancers that are away, too."""
+    # It has seen that the broker answers, and then it freezes.
+    assert run_killed(cluster, STEPS_BEFORE_FREEZE, "restart", "mb3") == -signal.SIGKILL
     cluster.freeze("mb3")
     stopped = ops(cluster, "restart", "mb3", "--yes")
     assert stopped.returncode == 1, stopped.stderr
