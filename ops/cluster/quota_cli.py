@@ -205,8 +205,9 @@ def _lines(found: Mapping[str, Mapping[str, Quota]]) -> Iterator[str]:
 
 @quota.command("share", short_help="Compute the brokers' shares anew.")
 @click.option("--without", "absent", multiple=True, metavar="NAME", help="Leave out a dead broker.")
+@click.option("--without-agent", "silent", multiple=True, metavar="NAME", help="A dead agent.")
 @inventory_option
-def share_command(absent: Iterable[str], file: Path) -> None:
+def share_command(absent: Iterable[str], silent: Iterable[str], file: Path) -> None:
     """Compute the brokers' shares of all quotas anew, as `ops add` and `ops remove` do.
 
     \b
@@ -214,6 +215,7 @@ def share_command(absent: Iterable[str], file: Path) -> None:
       python -m ops quota share
     """
     nobody = frozenset(absent)
-    quotas = Quotas(View(file.absolute(), Absent(brokers=nobody, agents=nobody))).share()
+    agents = nobody.union(silent)
+    quotas = Quotas(View(file.absolute(), Absent(brokers=nobody, agents=agents))).share()
     for each in quotas.values():
         say(str(each))

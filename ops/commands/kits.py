@@ -31,10 +31,13 @@ def ops(inventory: Path, *words: str) -> Command:
     return kit("ops", *words, "--inventory", str(inventory))
 
 
-def quotas(inventory: Path, *, without: Iterable[str] = ()) -> Command:
-    """Share the quotas among the brokers of now. without: brokers that are dead."""
-    return ops(inventory, "quota", "share", *_without(without))
+def quotas(
+    inventory: Path, *, without: Iterable[str] = (), without_agents: Iterable[str] = ()
+) -> Command:
+    """Share the quotas among the brokers of now. without: dead brokers; without_agents: of dead agents."""
+    agents = _without(without_agents, "--without-agent")
+    return ops(inventory, "quota", "share", *_without(without), *agents)
 
 
-def _without(names: Iterable[str]) -> list[str]:
-    return [word for name in sorted(names) for word in ("--without", name)]
+def _without(names: Iterable[str], option: str = "--without") -> list[str]:
+    return [word for name in sorted(names) for word in (option, name)]

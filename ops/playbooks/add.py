@@ -204,7 +204,9 @@ def ready(target: Target, view: View) -> tuple[Step, ...]:
         Step(
             name=f"send publishers to {name}",
             commands=(
-                kits.quotas(view.file, without=view.absent.brokers),
+                kits.quotas(
+                    view.file, without=view.absent.brokers, without_agents=view.absent.agents
+                ),
                 kits.lb(view.file, "apply", without=absent),
                 kits.lb(view.file, "ready", name, without=absent),
             ),

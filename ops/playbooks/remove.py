@@ -86,7 +86,9 @@ def plan(target: Target, view: View, nodes: Supervisor, how: Drain) -> Plan:
                 commands=(
                     kits.ops(view.file, "inventory", "drop", name),
                     kits.lb(view.file, "apply", without=view.absent.balancers),
-                    kits.quotas(view.file, without=view.absent.brokers),
+                    kits.quotas(
+                        view.file, without=view.absent.brokers, without_agents=view.absent.agents
+                    ),
                 ),
             ),
         ),

@@ -325,7 +325,7 @@ class SimulatedCluster:
         if word == "inventory":
             return self._inventory(rest)
         if word == "quota":
-            return self._share(set(rest) - {"share", "--without"})
+            return self._share(rest[1:])
         broker = self._node(rest[0])
         if word == "hold":
             if not broker.agent:
@@ -339,11 +339,17 @@ class SimulatedCluster:
             self._move(broker)
         return ""
 
-    def _share(self, without: set[str]) -> str:
-        """Compute the shares of quotas anew: a question to each broker that is not left out."""
+    def _share(self, words: list[str]) -> str:
+        """Compute the shares of quotas anew: a question to each broker and agent that is not left out."""
+        left_out: dict[str, set[str]] = {"--without": set(), "--without-agent": set()}
+        for option, name in zip(words[::2], words[1::2], strict=True):
+            left_out[option].add(name)
+        dead, silent = left_out.values()
         for name in self.inventory_names:
-            if name not in without and not self._node(name).running:
+            if name not in dead and not self._node(name).running:
                 raise _Refused(f"the management of {name} does not answer")
+            if name not in dead | silent and not self._node(name).agent:
+                raise _Refused(f"the agent of {name} does not answer")
         return ""
 
     def _move(self, source: Broker) -> None:
