@@ -127,7 +127,7 @@ def profile_of(named: str) -> Profile:
 @click.argument("profile")
 @click.option("--system", type=click.Choice(list(SYSTEMS)), help="Instead of the profile's.")
 @options.folder("Default: out/NAME-time.")
-@options.number("--repeat", default=1, help="So often.")
+@options.number("--repeat", default=1, help="Number of repetitions.")
 @options.number(
     "--part",
     default=1,
@@ -265,7 +265,7 @@ def report(folder: Path) -> None:
 @click.command(epilog="Example: python -m bench compare one.toml other.toml --repeat 5")
 @click.argument("first")
 @click.argument("second")
-@options.number("--repeat", default=5, help="So often.", least=PAIRS_MIN)
+@options.number("--repeat", default=5, help="Number of repetitions.", least=PAIRS_MIN)
 @options.number(
     "--worse-max", "bound", default=0.1, help="Part by which the second may be worse.", least=0
 )
@@ -387,7 +387,7 @@ def knee(profile: str, p99_max_s: float, top: float, folder: Path | None, networ
 
 @click.command(epilog="Example: python -m bench overhead --messages 50000")
 @options.number("--messages", default=OVERHEAD_MESSAGES, help="So many in all.", least=100)
-@options.number("--repeat", default=5, help="So often.")
+@options.number("--repeat", default=5, help="Number of repetitions.")
 @options.keep
 def overhead(messages: int, repeat: int, publish: bool) -> None:
     """Measure what the harness itself adds to each message: CPU time, against a system that does nothing."""

@@ -14,7 +14,10 @@ from ops.local.layout import DEFAULT_NETWORK
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 network = click.option(
-    "--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses."
+    "--network",
+    default=DEFAULT_NETWORK,
+    show_default=True,
+    help="First three numbers of all addresses.",
 )
 
 
