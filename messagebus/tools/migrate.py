@@ -264,30 +264,29 @@ def _map_exchange(plan: Plan, names: _Names, exchange: Entry, bound: _Bound) -> 
     if not keys:
         plan.unmapped.append(Unmapped(what, "no queue is bound to it: its messages go nowhere"))
         return
-    exact = [key for key in keys if not _is_pattern(exchange, key)]
-    for key in keys:
-        if key not in exact:
-            for queue in bound[name, key]:
-                plan.unmapped.append(
-                    Unmapped(f"binding of {queue} to {name} by {key}", NO_PATTERNS)
-                )
-    if kind == "topic" and "#" in exact and len(keys) > 1:
-        for queue in bound[name, "#"]:
-            plan.unmapped.append(Unmapped(f"binding of {queue} to {name} by #", NO_PATTERNS))
-        exact.remove("#")
-    for key in exact:
-        try:
-            topic = names.of("topic", _topic_of(exchange, key))
-        except NameInvalid as fault:
-            plan.unmapped.append(
-                Unmapped(f"{what}, key {key!r}", f"choose a name for the topic: {fault}")
-            )
-            continue
-        note = "publish to it without a routing key" if key else ""
-        if exchange.get("type") == "x-delayed-message":
-            note = "delays: deliver_after_s of a publish"
-        plan.mapped.append(Mapped(what + (f", key {key}" if key else ""), f"topic {topic}", note))
-        plan.declare[topic] = None
+    patterns = [key for key in keys if _is_pattern(exchange, key)]
+    if kind == "topic" and "#" in keys and len(keys) > 1:
+        patterns.append("#")
+    for key in patterns:
+        for queue in bound[name, key]:
+            plan.unmapped.append(Unmapped(f"binding of {queue} to {name} by {key}", NO_PATTERNS))
+    for key in [key for key in keys if key not in patterns]:
+        _map_key(plan, names, exchange, key)
+
+
+def _map_key(plan: Plan, names: _Names, exchange: Entry, key: str) -> None:
+    what = f"exchange {exchange['name']} ({exchange.get('type', _kind(exchange))})"
+    try:
+        topic = names.of("topic", _topic_of(exchange, key))
+    except NameInvalid as fault:
+        instead = f"choose a name for the topic: {fault}"
+        plan.unmapped.append(Unmapped(f"{what}, key {key!r}", instead))
+        return
+    note = "publish to it without a routing key" if key else ""
+    if exchange.get("type") == "x-delayed-message":
+        note = "delays: deliver_after_s of a publish"
+    plan.mapped.append(Mapped(what + (f", key {key}" if key else ""), f"topic {topic}", note))
+    plan.declare[topic] = None
 
 
 def _map_queue(

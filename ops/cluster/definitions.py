@@ -172,18 +172,11 @@ def _policies(
     names = {str(each["name"]) for each in policies}
     if wants_bound and BOUND not in names:
         yield Foreign(LOSES, f"has no policy {BOUND}, which bounds its queues")
-    kinds = [
-        ("policy", each)
-        for each in policies
-        if not ((wants_bound and each["name"] == BOUND) or is_quota(each))
-    ]
+    known = {BOUND} if wants_bound else set()
+    foreign = [each for each in policies if each["name"] not in known]
+    kinds = [("policy", each) for each in foreign if not is_quota(each)]
     kinds += [("operator policy", each) for each in operator_policies]
-    ours = [
-        str(each["name"])
-        for kind in ("queues", "exchanges")
-        for each in definitions.get(kind, ())
-        if each.get("vhost") == DEFAULT_VHOST and str(each["name"]).startswith(OURS)
-    ]
+    ours = _names_of_ours(definitions)
     for kind, each in kinds:
         keys = sorted(each.get("definition") or {})
         matched = sum(_matches(str(each.get("pattern")), name) for name in ours)
@@ -193,6 +186,16 @@ def _policies(
             LOSES if losing else DIFFERS,
             f"has {kind} {each['name']!r}, not from here: it sets {', '.join(keys) or 'nothing'} {about}",
         )
+
+
+def _names_of_ours(definitions: Mapping[str, Any]) -> list[str]:
+    """Return the names of the queues and exchanges of the bus."""
+    return [
+        str(each["name"])
+        for kind in ("queues", "exchanges")
+        for each in definitions.get(kind, ())
+        if each.get("vhost") == DEFAULT_VHOST and str(each["name"]).startswith(OURS)
+    ]
 
 
 def _matches(pattern: str, name: str) -> bool:

@@ -10,7 +10,7 @@ its old data, and is installed by `ops upgrade` alone, broker by broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -264,16 +264,21 @@ def _units(wanted: WantedHost, observed: Observed, written: list[Change]) -> Ite
     agents = wanted.program and wanted.program != observed.program
     if AGENT_UNIT in observed.active and (agents or any(_is_agents(path) for path in paths)):
         yield Change(what="restart the agent", argv=("systemctl", "restart", AGENT_UNIT))
-    read_once = {path for path in paths if _is_gateways(path)} - {ETC / "gateway.tokens.toml"}
-    runs = GATEWAY_UNIT in observed.active
-    if GATEWAY_UNIT in wanted.units and (read_once or not runs):
-        # HAProxy sees its end coming, and leases go back to their brokers.
-        what = "restart the gateway" if runs else "start the gateway"
-        yield Change(what=what, argv=("systemctl", "restart", GATEWAY_UNIT))
     if VRRP_UNIT in wanted.units and (KEEPALIVED in paths or VRRP_UNIT not in observed.active):
         # A reload keeps the address where it is.
         what = f"have {VRRP_UNIT} keep the balancers' address at one of them"
         yield Change(what=what, argv=("systemctl", "reload-or-restart", VRRP_UNIT))
+    if GATEWAY_UNIT in wanted.units:
+        yield from _gateway(paths, runs=GATEWAY_UNIT in observed.active)
+
+
+def _gateway(paths: Iterable[Path], *, runs: bool) -> Iterator[Change]:
+    """Restart or start the gateway where it does not run, or has not read its settings. paths: written."""
+    read_once = {path for path in paths if _is_gateways(path)} - {ETC / "gateway.tokens.toml"}
+    if read_once or not runs:
+        # HAProxy sees its end coming, and leases go back to their brokers.
+        what = "restart the gateway" if runs else "start the gateway"
+        yield Change(what=what, argv=("systemctl", "restart", GATEWAY_UNIT))
 
 
 def _is_agents(path: Path) -> bool:

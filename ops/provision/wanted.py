@@ -9,12 +9,12 @@ import hashlib
 import hmac
 import ipaddress
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inventory.inventory import Gateway, Inventory, Node, User
+from inventory.inventory import Balancer, Gateway, Inventory, Node, User
 from messagebus.secret import Secret
 from ops.errors import OpsError
 from ops.local.secrets import password_hash
@@ -120,13 +120,7 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
     gateway = next((each for each in inventory.gateways if each.host == name), None)
     if not nodes and not balancers and gateway is None:
         raise OpsError(f"nothing of the inventory runs on host {name}")
-    packages = {"chrony": ""} | ({"haproxy": "", "python3": ""} if balancers else {})
-    units: tuple[str, ...] = ("chrony",)
-    if balancers:
-        units += (BALANCER_UNIT, BALANCER_STATE_UNIT)
-    if any(each.vrrp_address for each in balancers):
-        packages[VRRP_UNIT] = ""
-        units += (VRRP_UNIT,)
+    packages, units = _programs(balancers)
     front = tuple(_balancer_files(inventory, name))
     if gateway is not None:
         packages[GATEWAY_PACKAGE] = ""
@@ -153,6 +147,18 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
         program=program,
         broker=node.name,
     )
+
+
+def _programs(balancers: Collection[Balancer]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the packages and units of a host with these balancers, and without a broker."""
+    packages, units = {"chrony": ""}, ["chrony"]
+    if balancers:
+        packages |= {"haproxy": "", "python3": ""}
+        units += [BALANCER_UNIT, BALANCER_STATE_UNIT]
+    if any(each.vrrp_address for each in balancers):
+        packages[VRRP_UNIT] = ""
+        units.append(VRRP_UNIT)
+    return packages, tuple(units)
 
 
 def hosts_of(inventory: Inventory, node: Node) -> set[str]:
