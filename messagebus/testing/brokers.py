@@ -351,8 +351,9 @@ class MemoryBrokers:
         self._order = itertools.count()
         self.slow_ms = 0
         self.copies_wanted: dict[str, list[int]] = {}
-        self.quotas: dict[str, int] = {}
         """Exchange or queue -> how many copies of each of the next publishes are stored."""
+        self.quotas: dict[str, int] = {}
+        """Queue -> how many ready messages it takes on each broker, as RabbitMQ counts them."""
         self.stopped: set[str] = set()
         """Brokers that refuse new links."""
         self._watchers: list[Callable[[], None]] = []
@@ -463,13 +464,6 @@ class MemoryBrokers:
         return min(later_ms, *(broker.due_ms() for broker in self.all.values()))
 
     # Faults.
-    def set_quota(self, queue: str, messages: int) -> None:
-        """Bound the ready messages of a queue on each broker, as RabbitMQ counts them; 0: no bound."""
-        with self.lock:
-            self.quotas.pop(queue, None)
-            if messages:
-                self.quotas[queue] = messages
-
     def store_next(self, exchange: str, copies: int, count: int) -> None:
         """Store this number of copies of each of the next publishes there; 0: refuse them."""
         with self.lock:

@@ -269,7 +269,11 @@ class MemoryBus:
         As on RabbitMQ, deliveries without an answer do not count, and a topic's other subscriptions store the
         refused message.
         """
-        self._brokers.set_quota(_source(source, "").amqp_queue, checked_most(messages, "messages"))
+        queue, most = _source(source, "").amqp_queue, checked_most(messages, "messages")
+        with self._brokers.lock:
+            self._brokers.quotas.pop(queue, None)
+            if most:
+                self._brokers.quotas[queue] = most
 
     def duplicate_next(self, destination: Destination | Source | str, count: int = 1) -> None:
         """Store the next publishes to this destination twice, as after a lost confirm."""
