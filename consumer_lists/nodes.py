@@ -81,7 +81,7 @@ class Cluster:
 class Served:
     """The list that one node serves, or the reason why there is none.
 
-    address: of its broker, ``host:port``. is_down: nobody listens there.
+    address: of its broker, ``host:port``. is_down: its agent's port is closed.
     """
 
     node: str

@@ -26,7 +26,7 @@ Path = tuple[str, ...]
 
 
 class Way(enum.Enum):
-    """What happens to a message that a forwarder has received."""
+    """Decision about a message that a forwarder has received."""
 
     ON = "on"
     """It is forwarded."""

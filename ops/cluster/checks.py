@@ -361,20 +361,18 @@ def _how_to_stop(view: View, name: str) -> str:
 @as_check
 def its_agent_answers(view: View, name: str) -> str:
     """Check that a broker's agent answers, as every agent must to get another list. Raises Blocked."""
-    try:
-        view.agents.health(name)
-    except NoAnswer as fault:
-        raise Blocked(
-            f"{fault}: start it first; if its host does not come back, `ops replace {name}`"
-        ) from None
-    return ""
+    return _answers(view.agents.health, name)
 
 
 @as_check
 def it_answers(view: View, name: str) -> str:
     """Check that a broker answers, as one must that is emptied or restarted. Raises Blocked."""
+    return _answers(view.brokers.overview, name)
+
+
+def _answers(ask: Callable[[str], object], name: str) -> str:
     try:
-        view.brokers.overview(name)
+        ask(name)
     except NoAnswer as fault:
         raise Blocked(
             f"{fault}: start it first; if its host does not come back, `ops replace {name}`"

@@ -165,7 +165,7 @@ async def test_a_message_without_an_id_gets_one(old: FakeRabbit, bus: MemoryBus)
 
 
 async def test_a_queue_that_vanishes_there_loses_nothing(old: FakeRabbit, bus: MemoryBus) -> None:
-    """What cannot be routed there waits here."""
+    """A message that the other side cannot route waits here."""
     with bus.publisher() as publisher:
         sent = {publisher.send_safe(TOPIC, b"x").message_id for _ in range(20)}
     forwarder = pushing(old, bus, "legacy", "any")
