@@ -501,13 +501,7 @@ def _of_balancers(inventory: Inventory) -> Iterator[str]:
 
 def _bound(balancer: Balancer) -> str:
     """Return where a balancer listens: another place on each host, where it is any address of its host."""
-    return f"{balancer.host}:{balancer.amqp}" if _is_any(balancer.amqp) else str(balancer.amqp)
-
-
-def _is_any(address: Address) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(address.host.strip("[]")).is_unspecified
-    return False
+    return f"{balancer.host}:{balancer.amqp}" if balancer.amqp.is_any else str(balancer.amqp)
 
 
 def _of_vrrp(balancer: Balancer, balancers: Collection[Balancer]) -> Iterator[str]:
@@ -526,7 +520,7 @@ def _of_vrrp(balancer: Balancer, balancers: Collection[Balancer]) -> Iterator[st
             yield f"{where}: {lacking}: missing"
     for key in ("amqp", "list"):
         address: Address = getattr(balancer, key)
-        if not _is_any(address):
+        if not address.is_any:
             yield f"{where}: {key} is {address}: only 0.0.0.0:{address.port} is at every address of its host"
     same = [each for each in balancers if each.vrrp_address == balancer.vrrp_address]
     if len(same) < 2:

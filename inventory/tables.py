@@ -7,6 +7,8 @@ are not validated. The defaults of limits suit a host that runs nothing else.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -41,6 +43,13 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def is_any(self) -> bool:
+        """True for every address of a host, as 0.0.0.0 and [::] are."""
+        with suppress(ValueError):
+            return ipaddress.ip_address(self.host.strip("[]")).is_unspecified
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ of a file. Kinds of options that several commands have are here, too.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -182,6 +183,12 @@ class Duration(click.ParamType[float]):
         if found is None:
             self.fail(f"{value!r}: such as 90s, 15m, 2h or 7d", param, ctx)
         return float(found[1]) * _UNITS_S[found[2]]
+
+
+def quiet_unless_verbose() -> None:
+    """Log warnings alone, unless the program was called with --verbose."""
+    if not click.get_current_context().find_root().params.get("verbose"):
+        logging.getLogger().setLevel(logging.WARNING)
 
 
 subscription_option = click.option(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ import click
 
 from messagebus.admin import directory
 from messagebus.commands.exits import Exit, Group
-from messagebus.commands.options import NumberRange, bus_settings
+from messagebus.commands.options import NumberRange, bus_settings, quiet_unless_verbose
 from messagebus.config import PublisherConfig
 from messagebus.dialects import DIALECTS
 from messagebus.dsn import Address
@@ -181,8 +180,7 @@ def relay(
         notify=notify,
         key_waits=not keys_go_on,
     )
-    if not click.get_current_context().find_root().params.get("verbose"):
-        logging.getLogger().setLevel(logging.WARNING)
+    quiet_unless_verbose()
     directory.reach(bus, publishing=True)
     # What others spool is none of the relay's: its rows wait in the database.
     publisher = replace(PublisherConfig.from_env(os.environ), spool=None)

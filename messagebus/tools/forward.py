@@ -37,7 +37,7 @@ from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.clock import LogLimit
 from messagebus.commands.exits import Exit
-from messagebus.commands.options import bus_settings, durability_option
+from messagebus.commands.options import bus_settings, durability_option, quiet_unless_verbose
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, read_toml
 from messagebus.core.ends import REFUSED_FOR_EVER
 from messagebus.core.path import HOPS_MAX, Way, is_site, longer, way_on
@@ -347,8 +347,7 @@ def forward(
     # What is spooled is not confirmed there: the store is the subscription.
     publisher = replace(publisher_config(target), spool=None)
     names = [_topic(each, Durability(durability)) for each in topics]
-    if not click.get_current_context().find_root().params.get("verbose"):
-        logging.getLogger().setLevel(logging.WARNING)
+    quiet_unless_verbose()
     directory.reach(bus)
     directory.reach(there, publishing=True)
     ordered = _partitioned(bus)

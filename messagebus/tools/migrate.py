@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import re
 from collections import defaultdict
@@ -26,7 +25,7 @@ from messagebus._io.loop import run_blocking
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.commands.exits import Exit
-from messagebus.commands.options import bus_settings, subscription_option
+from messagebus.commands.options import bus_settings, quiet_unless_verbose, subscription_option
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.consumer import as_source
 from messagebus.destination import NAME_BYTES_MAX, check_name, parse_destination
@@ -557,8 +556,7 @@ def _names_of(bus: BusConfig) -> list[str]:
 
 def _check(foreign: BusConfig, *, ours: Sequence[str], queue: str = "", exchange: str = "") -> None:
     """Look at another RabbitMQ, and print what is doubtful there. Raises as `look_at`."""
-    if not click.get_current_context().find_root().params.get("verbose"):
-        logging.getLogger().setLevel(logging.WARNING)
+    quiet_unless_verbose()
     if foreign.list_urls:
         raise ConfigError(
             "list_urls: another RabbitMQ has no consumer list; `broker` is its address"

@@ -54,9 +54,10 @@ def balancer_files(inventory: Inventory, balancer: Balancer) -> dict[Path, str]:
         KEEPER: Path(lb.keeper.__file__).read_text(),
     }
     if balancer.vrrp_address:
-        here = balancer.stats.host in ("0.0.0.0", "[::]")
         words |= {"check": ALIVE_CHECK, "alive": ALIVE}
-        words |= {"stats_host": "127.0.0.1" if here else balancer.stats.host.strip("[]")}
+        words |= {
+            "stats_host": "127.0.0.1" if balancer.stats.is_any else balancer.stats.host.strip("[]")
+        }
         files[ALIVE_CHECK] = _render("alive.sh.j2", words)
         files[KEEPALIVED] = _render("keepalived.conf.j2", words)
     return files
