@@ -30,6 +30,7 @@ from messagebus._io.consume.runs import (
     deliveries_of,
     handled_by,
     is_coroutine_handler,
+    reason_text,
     run_context,
     words_of,
 )
@@ -737,9 +738,9 @@ class AsyncConsumer:
         driver, delay_ms = self._started(), checked_after(after_s, order=self._config.order)
         if self._config.at_most_once:
             return False
-        words = words_of(self._bus)
-        text = words.short(reason) if error is None or reason else words.of(error)
-        headers = retry_headers(delivery, delivery.attempt + 1, text)
+        is_said = reason or error is not None
+        text = reason_text(self._bus, reason, error) if is_said else ""
+        headers = retry_headers(delivery, None, text)
         _close(delivery, driver)
         return await driver.retry(delivery, delay_ms=delay_ms, headers=headers)
 
@@ -762,7 +763,7 @@ class AsyncConsumer:
         _close(delivery, driver)
         live = delivery._ledger.is_live
         copying = driver.retry(delivery, delay_ms=delay_ms, headers=headers)
-        self._copying.spawn(copying)
+        self._copying.keep(copying)
         return live
 
     def _park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
@@ -770,7 +771,7 @@ class AsyncConsumer:
         driver = self._started()
         _close(delivery, driver)
         live = delivery._ledger.is_live
-        self._copying.spawn(driver.park(delivery, headers=headers))
+        self._copying.keep(driver.park(delivery, headers=headers))
         return live
 
     def keep_alive(self) -> bool:

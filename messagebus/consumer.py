@@ -9,9 +9,9 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from messagebus._io.amqp_wire import AmqpWire
 from messagebus._io.consume.driver import ConsumeDriver
@@ -24,6 +24,7 @@ from messagebus._io.consume.runs import (
     checked_count,
     handled_by,
     is_coroutine_handler,
+    reason_text,
     run_context,
     words_of,
 )
@@ -492,9 +493,9 @@ class Consumer:
         Returns when the copy is stored and this delivery is acked, with the result of `ack_safe`.
         """
         delay_ms = checked_after(after_s, order=self._config.order)
-        words = words_of(self._bus)
-        text = words.short(reason) if error is None or reason else words.of(error)
-        headers = retry_headers(delivery, delivery.attempt + 1, text)
+        is_said = reason or error is not None
+        text = reason_text(self._bus, reason, error) if is_said else ""
+        headers = retry_headers(delivery, None, text)
         return self._answer_by_copy(
             delivery, lambda driver: driver.retry(delivery, delay_ms=delay_ms, headers=headers)
         )
@@ -509,15 +510,18 @@ class Consumer:
     def _answer_by_copy(
         self,
         delivery: Delivery,
-        answer: Callable[[ConsumeDriver], Coroutine[Any, Any, bool]],
+        answer: Callable[[ConsumeDriver], Awaitable[bool]],
     ) -> bool:
+        async def answered() -> bool:
+            return await answer(driver)
+
         thread, driver = self._running()
         if self._config.at_most_once:
             return False
         thread.refuse_here()
         self._close(delivery)
         try:
-            return thread.run(answer(driver))
+            return thread.run(answered())
         except Stopped:
             return False
 
@@ -582,7 +586,7 @@ class Consumer:
             copying = driver.retry(delivery, delay_ms=delay_ms, headers=headers)
         else:
             copying = driver.park(delivery, headers=headers)
-        self._copying.spawn(copying)
+        self._copying.keep(copying)
 
     # Questions.
     def keep_alive(self) -> bool:

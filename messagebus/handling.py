@@ -314,10 +314,10 @@ def _file(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def retry_headers(delivery: Delivery, attempt: int, reason: str) -> dict[str, Header]:
-    """Return the headers of the copy for run number `attempt`. reason: short, see `Words`."""
+def retry_headers(delivery: Delivery, attempt: int | None, reason: str) -> dict[str, Header]:
+    """Return the headers of the copy for run number `attempt`, None for the next. reason: as of `Words`."""
     return {
-        ATTEMPT_HEADER: attempt,
+        ATTEMPT_HEADER: delivery.attempt + 1 if attempt is None else attempt,
         FIRST_HEADER: delivery.first_ms,
         "mb-retry-reason": reason,
     }

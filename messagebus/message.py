@@ -229,6 +229,20 @@ def as_message(payload: Payload) -> Message:
     return Message.json(payload)
 
 
+def is_bare(message: Message) -> bool:
+    """Return whether it has only a body and a content type, and its id is left to the library."""
+    return not (
+        message.headers
+        or message.message_id
+        or message.key
+        or message.correlation_id
+        or message.reply_to
+        or message.type
+        or message.content_encoding
+        or message.app_id
+    ) and (message.priority is None and message.ttl_s is None)
+
+
 class Options(TypedDict, total=False):
     """Options of one publish that were given, by name; they are those of `Publisher.submit`."""
 
@@ -248,6 +262,8 @@ class Options(TypedDict, total=False):
 
 
 OPTIONS = tuple(Options.__annotations__)
+DELAYS = ("deliver_after_s", "deliver_at")
+_NOT_FIELDS = (*DELAYS, "redundant")
 Given = tuple[object, ...]
 """The options of a call in the order of OPTIONS; None for one that was not given."""
 NONE_GIVEN: Given = (None,) * len(OPTIONS)
@@ -257,6 +273,15 @@ def given_options(given: Given) -> Options:
     """Return the options of a call that were given."""
     named = {name: value for name, value in zip(OPTIONS, given, strict=True) if value is not None}
     return cast(Options, named)
+
+
+def message_with(payload: Payload, options: Options) -> Message:
+    """Return the message of a payload, with the options that are fields of it. Raises MessageInvalid."""
+    fields: dict[str, Any] = {name: v for name, v in options.items() if name not in _NOT_FIELDS}
+    if type(payload) is bytes:  # a Message is checked when it is made: once instead of twice
+        return Message(body=payload, **fields)
+    message = as_message(payload)
+    return dataclasses.replace(message, **fields) if fields else message
 
 
 class Reading(Protocol):

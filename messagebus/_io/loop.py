@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextvars import Context
 from pathlib import Path
@@ -334,7 +334,7 @@ class Tasks:
     """The running tasks of one driver. Each task handles its own expected errors."""
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
@@ -342,7 +342,13 @@ class Tasks:
         task.add_done_callback(self._ended)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def keep(self, work: Awaitable[object]) -> None:
+        """Keep work alive that has begun, or begins now."""
+        future = asyncio.ensure_future(work)
+        self._running.add(future)
+        future.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
             log.error("background work failed", exc_info=fault)

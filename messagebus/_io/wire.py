@@ -41,7 +41,9 @@ class Outage:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._since_ms = self._logged_ms = self._dials = 0
+        self.since_ms = 0
+        """When the first dial failed; 0 while there is no outage."""
+        self._logged_ms = self._dials = 0
 
     def dial_failed(self, broker: str, fault: Exception) -> None:
         """Note a dial that failed while the client has no link.
@@ -50,24 +52,24 @@ class Outage:
         waits for ABSENT_LOGGED_AFTER_MS.
         """
         now = monotonic_ms()
-        self._since_ms = self._since_ms or now
+        self.since_ms = self.since_ms or now
         self._dials += 1
-        if is_absent(fault) and now - self._since_ms < ABSENT_LOGGED_AFTER_MS:
+        if is_absent(fault) and now - self.since_ms < ABSENT_LOGGED_AFTER_MS:
             return
         if not self._logged_ms or now - self._logged_ms >= OUTAGE_LOGGED_EVERY_MS:
             self._logged_ms = now
             self._log.warning(
                 "no answer yet from broker=%s for_s=%d dials=%d reason=%r docs=%s",
-                *(broker, (now - self._since_ms) // 1_000, self._dials, str(fault) or TOO_LATE),
+                *(broker, (now - self.since_ms) // 1_000, self._dials, str(fault) or TOO_LATE),
                 docs_of(fault) or LinkLost.docs,
             )
 
     def over(self, broker: str) -> None:
         """Note a link."""
         if self._logged_ms:
-            for_s = (monotonic_ms() - self._since_ms) // 1_000
+            for_s = (monotonic_ms() - self.since_ms) // 1_000
             self._log.warning("reconnected broker=%s after_s=%d", broker, for_s)
-        self._since_ms = self._logged_ms = self._dials = 0
+        self.since_ms = self._logged_ms = self._dials = 0
 
 
 @dataclass(frozen=True, slots=True)

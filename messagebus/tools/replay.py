@@ -243,13 +243,12 @@ async def _publishing(bus: BusConfig, to: str) -> Any:
     if "/" in to:
         target = parse_wanted(to)
         assert isinstance(target, Subscription)
-        copies = Copies(bus, target, AmqpWire(bus))
+        copies = Copies.over(bus, target, AmqpWire(bus))
 
         async def copy(replayed: Replayed) -> None:
             original = Original(
                 properties=replayed._properties,
                 body=replayed.body,
-                message_id=replayed.message_id,
                 entry=replayed.part > 0,
                 stamp_ms=replayed.published_ms,
             )

@@ -72,10 +72,6 @@ _FIRST_FIELD = bytes((len(FIRST_HEADER),)) + FIRST_HEADER.encode() + b"l"
 _PATH_FIELD = bytes((len(PATH_HEADER),)) + PATH_HEADER.encode() + b"S"
 
 
-def _none(_name: str) -> bool:
-    return False
-
-
 def copied(
     raw: bytes,
     marks: Mapping[str, Any],
@@ -83,7 +79,7 @@ def copied(
     *,
     entry: bool,
     stamp_ms: int,
-    without: Callable[[str], bool] = _none,
+    without: Callable[[str], bool] | None = None,
     expires: bool = False,
 ) -> bytes:
     """Return the properties of a copy. marks: our headers, in place of those of the same names.
@@ -97,14 +93,13 @@ def copied(
             del found[flag]
     if entry and CONTENT_TYPE not in found:
         found[CONTENT_TYPE] = _short(BINARY)
-    found[HEADERS] = _headers(
-        found.get(HEADERS, b""), marks, lambda n: without(n) or (n == TTL_HEADER and not expires)
-    )
+    found[HEADERS] = _headers(found.get(HEADERS, b""), marks, without, expires=expires)
     found[DELIVERY_MODE] = b"\x02"
     if len(found.get(MESSAGE_ID, b"")) <= 1:
         found[MESSAGE_ID] = _short(message_id)
     found.setdefault(TIMESTAMP, _STAMP.pack(max(0, stamp_ms) // 1000))
-    return _FLAGS.pack(sum(found)) + b"".join(found[flag] for flag in _ORDER if flag in found)
+    # The flags fall in the order of the properties.
+    return _FLAGS.pack(sum(found)) + b"".join(map(found.__getitem__, sorted(found, reverse=True)))
 
 
 def redriven(raw: bytes, facts: Facts) -> bytes:
@@ -173,22 +168,26 @@ def _spans(raw: bytes) -> dict[int, bytes]:
     return found
 
 
-def _headers(raw: bytes, marks: Mapping[str, Any], without: Callable[[str], bool]) -> bytes:
+def _headers(
+    raw: bytes, marks: Mapping[str, Any], without: Callable[[str], bool] | None, *, expires: bool
+) -> bytes:
     """Return a header table with the marks and all readable other entries of this one."""
     ours: list[bytes] = []
     pika.data.encode_table(ours, dict(marks))
-    table = b"".join(ours)[_LENGTH.size :] + _kept(raw, marks, without)
+    replaced = marks if expires else {*marks, TTL_HEADER}
+    table = b"".join(ours)[_LENGTH.size :] + _kept(raw, replaced, without)
     return _LENGTH.pack(len(table)) + table
 
 
-def _kept(raw: bytes, marks: Collection[str], without: Callable[[str], bool]) -> bytes:
+def _kept(raw: bytes, replaced: Collection[str], without: Callable[[str], bool] | None) -> bytes:
     """Return the readable entries of a header table that a copy keeps, as they are."""
     spans, _end = entry_spans(raw, 0) if raw else ([], 0)
-    return b"".join(
-        raw[begin:end]
-        for name, begin, end in spans
-        if name not in marks and name not in OF_BROKERS and not without(name)
-    )
+    kept = list[bytes]()
+    for name, begin, end in spans:
+        if name in replaced or name in OF_BROKERS or (without is not None and without(name)):
+            continue
+        kept.append(raw[begin:end])
+    return b"".join(kept)
 
 
 # Of the property flags: AMQP 0.9.1, class basic.

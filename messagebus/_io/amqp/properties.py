@@ -183,20 +183,6 @@ def _around_id(properties: bytes) -> tuple[bytes, bytes]:
     return before, after
 
 
-def is_bare(message: Message) -> bool:
-    """Return whether it has only a body and a content type, and its id is left to the library."""
-    return not (
-        message.headers
-        or message.message_id
-        or message.key
-        or message.correlation_id
-        or message.reply_to
-        or message.type
-        or message.content_encoding
-        or message.app_id
-    ) and (message.priority is None and message.ttl_s is None)
-
-
 def _short(text: str) -> bytes:
     raw = text.encode()
     return bytes((len(raw),)) + raw
@@ -291,7 +277,10 @@ def read_content_type(raw: bytes) -> str:
 def read_library_headers(raw: bytes) -> Mapping[str, Any]:
     """Read the library's own headers, which `decode` leaves out."""
     found = read_headers(raw)
-    return {key: each for key, each in found.items() if key.startswith(RESERVED_PREFIX)}
+    for name in [*found]:
+        if not name.startswith(RESERVED_PREFIX):
+            del found[name]
+    return found
 
 
 def read_encoding_and_headers(raw: bytes) -> tuple[str, Mapping[str, Any]]:
@@ -310,15 +299,19 @@ def read_encoding_and_headers(raw: bytes) -> tuple[str, Mapping[str, Any]]:
     return encoding, headers
 
 
-def read_headers(raw: bytes) -> Mapping[str, Any]:
+def read_headers(raw: bytes) -> dict[str, Any]:
     """Read all headers: the application's, the library's and the broker's. Never raises."""
     try:
-        for name, value in _properties(raw) if raw[0] << 8 & HEADERS else ():
-            if name == "headers":
-                return dict(value)
+        flags, at = raw[0] << 8, 2
+        if not flags & HEADERS:
+            return {}
+        if flags & CONTENT_TYPE:
+            at += 1 + raw[at]
+        if flags & CONTENT_ENCODING:
+            at += 1 + raw[at]
+        return read_table(raw, at)[0]
     except IndexError:
-        pass
-    return NO_HEADERS
+        return {}
 
 
 def read_stamp_ms(raw: bytes) -> int | None:

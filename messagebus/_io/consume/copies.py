@@ -3,7 +3,7 @@
 A nack cannot tell a broker to run a handler later, to park a delivery with a reason, or to take back a
 part of a batch. So the message is published again, over a publishing link of its own (a consuming link
 never publishes), to a queue that every broker has. The original is answered after the confirm. Runs on one
-asyncio loop; the link is made for the first copy.
+asyncio loop; the link is dialled for the first copy.
 
 `Copies` publishes; `CopiedAnswers` gives the answers:
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from messagebus._io.amqp.copy_headers import PROPERTIES_BYTES_MAX, copied
 from messagebus._io.amqp.link import line_ms
-from messagebus._io.amqp.properties import read_message_id, read_stamp_ms
+from messagebus._io.amqp.properties import TIMESTAMP, read_message_id, read_stamp_ms
 from messagebus._io.loop import Tasks
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import message_ids
@@ -63,11 +63,13 @@ class Stored(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
-    """A delivery to copy. properties: as they arrived. entry: in a batch. stamp_ms: time of publishing."""
+    """A delivery to copy. properties: as they arrived. entry: in a batch.
+
+    stamp_ms: time of publishing; it counts where the properties do not have it.
+    """
 
     properties: bytes
     body: bytes
-    message_id: str
     entry: bool
     stamp_ms: int
 
@@ -75,12 +77,12 @@ class Original:
     def of(cls, delivery: Delivery) -> Original:
         """Return a delivery as it is to be copied."""
         properties = delivery._properties
+        has_stamp = len(properties) > 1 and properties[1] & TIMESTAMP
         return cls(
             properties=properties,
             body=delivery.body,
-            message_id=read_message_id(properties),
             entry=delivery._part > 0,
-            stamp_ms=delivery.first_ms,
+            stamp_ms=0 if has_stamp else delivery.first_ms,
         )
 
     @classmethod
@@ -96,7 +98,6 @@ class Original:
         return cls(
             properties=properties,
             body=body,
-            message_id=read_message_id(properties),
             entry=entry,
             stamp_ms=wall_ms() if stamp_ms is None else stamp_ms,
         )
@@ -111,9 +112,10 @@ Then = Callable[[Delivery], None]
 class Copies:
     """The copies of one consumer's deliveries. All methods give up when wanted() is False."""
 
-    def __init__(self, bus: BusConfig, source: Source, wire: Wire) -> None:
-        self._bus, self._source, self._wire = bus, source, wire
-        self._driver: PublishDriver | None = None
+    def __init__(self, driver: PublishDriver, source: Source) -> None:
+        """Create it. driver: publishes the copies, and nothing else; it is started for the first one."""
+        self._driver, self._source = driver, source
+        self._is_started = False
         self._renew_at_s = 0.0
         self._make_id = message_ids().__next__
         # Copies that wait because their queue did not take them, by the queue's name.
@@ -125,6 +127,11 @@ class Copies:
         self._back = Target(Address.queue(queue, kept), BINARY)
         self._parking = Target(Address.queue(parking, kept), BINARY)
         self._later: dict[Delay, Target] = {}
+
+    @classmethod
+    def over(cls, bus: BusConfig, source: Source, wire: Wire) -> Copies:
+        """Make the copies of one source, with a driver of their own."""
+        return cls(PublishDriver(bus, PublisherConfig(), None, wire), source)
 
     async def again(
         self,
@@ -163,7 +170,7 @@ class Copies:
         target: Target,
         wanted: Callable[[], bool],
     ) -> Stored:
-        message_id, why = original.message_id or self._make_id(), ""
+        message_id, why = read_message_id(original.properties) or self._make_id(), ""
         try:
             properties = copied(
                 original.properties,
@@ -201,10 +208,11 @@ class Copies:
         self, target: Target, body: bytes, message_id: str, properties: bytes
     ) -> Published:
         done: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        if not self._is_started:
+            self._is_started = True
+            self._driver.start()
         timeout_ms = COPY_TIMEOUT_MS + line_ms(len(body))
-        self._started().memory.submit_encoded(
-            target, body, message_id, properties, timeout_ms, done
-        )
+        self._driver.memory.submit_encoded(target, body, message_id, properties, timeout_ms, done)
         return await done
 
     def _try_elsewhere(self) -> None:
@@ -214,7 +222,7 @@ class Copies:
         even if it may be longer meanwhile.
         """
         loop = asyncio.get_running_loop()
-        if self._driver is not None and loop.time() >= self._renew_at_s:
+        if loop.time() >= self._renew_at_s:
             self._renew_at_s = loop.time() + RENEW_S
             self._driver.links.renew()
 
@@ -240,14 +248,8 @@ class Copies:
             log.info("copies wait no more queue=%s", name)
             del self._waiting[name]
 
-    def _started(self) -> PublishDriver:
-        if self._driver is None:
-            self._driver = PublishDriver(self._bus, PublisherConfig(), lambda: None, self._wire)
-            self._driver.start()
-        return self._driver
-
     async def stop(self) -> None:
-        if self._driver is not None:
+        if self._is_started:
             await self._driver.stop(STOP_TIMEOUT_S)
 
 
@@ -333,7 +335,7 @@ class CopiedAnswers:
             raise fault
         return answered
 
-    async def wait_for(
+    def wait_for(
         self,
         delivery: Delivery,
         copying: Copying,
@@ -342,8 +344,8 @@ class CopiedAnswers:
         settled: Callable[[bool], Awaitable[None]] | None = None,
         ended: Callable[[bool], None],
         then: Then | None = None,
-    ) -> bool:
-        """Answer a claimed delivery as `given` does, also when the caller is cancelled.
+    ) -> asyncio.Future[bool]:
+        """Begin to answer a claimed delivery as `given` does, also when the waiter is cancelled.
 
         before: awaited before the copy is made.
         """
@@ -375,7 +377,7 @@ class CopiedAnswers:
                 done.set_result(answered)
 
         self.begin(answer())
-        return await done
+        return done
 
     async def finish(self, timeout_s: float) -> None:
         """Wait up to this time for the answers under way; then give up the others."""

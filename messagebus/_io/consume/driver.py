@@ -25,7 +25,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from messagebus._io.consume.copies import CopiedAnswers, Copies
@@ -40,7 +40,7 @@ from messagebus.clock import in_seconds, monotonic_ms
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.destination import Source
 from messagebus.errors import LinkError, TopologyMismatch
-from messagebus.message import Delivery, Header
+from messagebus.message import Delivery
 from messagebus.stats import ConsumerStats
 from messagebus.topology import Options
 
@@ -85,7 +85,7 @@ class ConsumeDriver:
         chain: hooks that are told of duplicates.
         """
         self._on_ready, self._heartbeats_s = on_ready, 2 * bus.heartbeat_s
-        answers = CopiedAnswers(Copies(bus, source, wire), self._turn)
+        answers = CopiedAnswers(Copies.over(bus, source, wire), self._turn)
         self.pipeline = pipeline = Pipeline(
             source,
             config,
@@ -101,6 +101,8 @@ class ConsumeDriver:
         self.ledgers = inbox.ledgers
         """The maker of its links' ledgers: a delivery of another's is another consumer's."""
         self._take, self._ack = pipeline.first.take, pipeline.first.ack
+        self.retry, self.park = pipeline.first.retry, pipeline.first.park
+        """Answers by a copy: see `Stage`. The caller may be cancelled: the copy goes on."""
         self._tasks, self._changed = Tasks(), Conditions()
         self.wait_until = self._changed.wait_until  # on links, registration or answers
         self.registering = Registering(
@@ -282,20 +284,6 @@ class ConsumeDriver:
         claimed.claims.talk()
         done = await self.wait_until(lambda: not claimed.is_acking(delivery), timeout_s)
         return done and delivery._ledger.is_live
-
-    async def retry(
-        self, delivery: Delivery, *, delay_ms: int, headers: Mapping[str, Header]
-    ) -> bool:
-        """Answer by a copy for another run after this delay: stored first, then the original is acked.
-
-        headers: ours, in place of those of the same names. False: the link ended before; then both exist,
-        or only the original. The caller may be cancelled: the copy goes on.
-        """
-        return await self.pipeline.first.retry(delivery, delay_ms=delay_ms, headers=headers)
-
-    async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
-        """Answer by a copy in the parking queue, as `retry`. An expiring subscription parks nothing."""
-        return await self.pipeline.first.park(delivery, headers=headers)
 
     def never_answered(self, delivery: Delivery) -> None:
         """Take note of a delivery that was taken, whose link has ended, and that nobody will answer."""

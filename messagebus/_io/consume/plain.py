@@ -16,7 +16,7 @@ import functools
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from messagebus._io.consume.copies import CopiedAnswers, Original, Then, is_live
@@ -80,6 +80,9 @@ class Plain:
         self._counters.acks_stale += 1
         return False
 
+    async def _stale_answer(self) -> bool:
+        return self.stale()
+
     def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
         """Give a delivery back (requeue), or reject it into the parking queue. False: stale.
 
@@ -98,9 +101,9 @@ class Plain:
             self._answers.begin_park(ledger, tag, part, Original.of(delivery), "rejected")
         return True
 
-    async def retry(
+    def retry(
         self, delivery: Delivery, *, delay_ms: int, headers: Mapping[str, Header]
-    ) -> bool:
+    ) -> Awaitable[bool]:
         """Answer by a copy for another run, made when the claim on the message is given back."""
 
         def ended(answered: bool) -> None:
@@ -110,17 +113,15 @@ class Plain:
         ledger = delivery._ledger
         if not ledger.claim(delivery._tag, delivery._part):
             self._claims.give_back(delivery)
-            return self.stale()
+            return self._stale_answer()
         copying = self._answers.copies.again(
             Original.of(delivery), headers, is_live(ledger), delay_ms=delay_ms
         )
-        return await self._answers.wait_for(
-            delivery, copying, before=self._claims.released, ended=ended
-        )
+        return self._answers.wait_for(delivery, copying, before=self._claims.released, ended=ended)
 
-    async def park(
+    def park(
         self, delivery: Delivery, *, headers: Mapping[str, Header], then: Then | None = None
-    ) -> bool:
+    ) -> Awaitable[bool]:
         """Answer by a copy in the parking queue."""
 
         def ended(answered: bool) -> None:
@@ -132,12 +133,10 @@ class Plain:
             self._claims.give_back(delivery)
             if then is not None:
                 then(delivery)
-            return self.stale()
+            return self._stale_answer()
         copying = self._answers.copies.park(Original.of(delivery), headers, is_live(ledger))
         settled = functools.partial(self._claims.parked, delivery)
-        return await self._answers.wait_for(
-            delivery, copying, settled=settled, ended=ended, then=then
-        )
+        return self._answers.wait_for(delivery, copying, settled=settled, ended=ended, then=then)
 
     def _copied(self, delivery: Delivery, answered: bool) -> None:
         if answered:

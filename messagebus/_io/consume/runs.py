@@ -190,6 +190,12 @@ def words_of(bus: BusConfig) -> Words:
     return Words(secrets)
 
 
+def reason_text(bus: BusConfig, reason: str, error: BaseException | None) -> str:
+    """Return the reason of a retry as its copy has it: short, without the current password of the bus."""
+    words = words_of(bus)
+    return words.short(reason) if error is None or reason else words.of(error)
+
+
 def is_coroutine_handler(handler: Callable[..., object]) -> bool:
     """Return whether a call of it gives an awaitable; also of an object with such a ``__call__``."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(

@@ -20,7 +20,7 @@ Everything runs on one asyncio loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from messagebus.core.deliveries import Ledger
@@ -72,13 +72,13 @@ class Stage(Waiting, Protocol):
     def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
         """Give a delivery back (requeue), or reject it into the parking queue."""
 
-    async def retry(
+    def retry(
         self, delivery: Delivery, *, delay_ms: int, headers: Mapping[str, Header]
-    ) -> bool:
-        """Have a delivery come again after this delay, with these headers. The caller may be cancelled."""
+    ) -> Awaitable[bool]:
+        """Have a delivery come again after this delay, with these headers. The waiter may be cancelled."""
 
-    async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
-        """Put a delivery into the parking queue, with these headers. The caller may be cancelled."""
+    def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> Awaitable[bool]:
+        """Put a delivery into the parking queue, with these headers. The waiter may be cancelled."""
 
 
 class BehindClaims(Waiting, Protocol):

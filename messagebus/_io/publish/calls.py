@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
-from typing import Any, cast
+from typing import cast
 
-from messagebus._io.amqp.properties import is_bare
 from messagebus._io.publish.targets import Target, Targets
 from messagebus.bodies import BINARY
 from messagebus.core.redundancy import REQUIRED
@@ -22,20 +20,21 @@ from messagebus.errors import (
 )
 from messagebus.message import (
     BODY_BYTES_MAX,
+    DELAYS,
     NONE_GIVEN,
     Given,
     Message,
     Options,
     Payload,
-    as_message,
     check_seconds,
     given_options,
+    is_bare,
+    message_with,
 )
 
 # Some thousand years: beyond, milliseconds are no exact number. Each option has its own bound below.
 SECONDS_MAX = 10**11
-_DELAYS = ("deliver_after_s", "deliver_at")
-_NOT_FIELDS = (*_DELAYS, "redundant")
+_ROUTING = {*DELAYS, "redundant"}
 TWICE_GIVEN: Given = (*NONE_GIVEN[:-1], True)
 """The options of a call with redundant=True alone."""
 Call = tuple[Target, bytes, Message | None]
@@ -93,27 +92,23 @@ class Outgoing:
         if is_bytes and given == TWICE_GIVEN and isinstance(destination, str):
             return self._targets.twice(destination), cast(bytes, payload), None
         options = given_options(given)
-        delay_ms = _delay_ms(options) if options else 0
-        message = _message_of(payload, options) if options else as_message(payload)
+        message = message_with(payload, options)
+        call = message.body, None if is_bare(message) else message
         if isinstance(destination, str):
+            if _ROUTING.isdisjoint(options):
+                kind = message.content_type
+                key = destination if kind == BINARY else (destination, kind)
+                return self._plain.get(key) or self._targets.plain(destination, kind), *call
             destination = parse_destination(destination)
+        delay_ms = _delay_ms(options)
         delay = delay_step(delay_ms) if delay_ms > 0 else None
         redundant = options.get("redundant")
-        target = self._targets.of(destination, message.content_type, delay, redundant)
-        return target, message.body, None if is_bare(message) else message
-
-
-def _message_of(payload: Payload, options: Options) -> Message:
-    fields: dict[str, Any] = {name: v for name, v in options.items() if name not in _NOT_FIELDS}
-    if type(payload) is bytes:  # a Message is checked when it is made: once instead of twice
-        return Message(body=payload, **fields)
-    message = as_message(payload)
-    return replace(message, **fields) if fields else message
+        return self._targets.of(destination, message.content_type, delay, redundant), *call
 
 
 def _delay_ms(options: Options) -> int:
     """Return the delay in ms; 0 means at once."""
-    if all(name in options for name in _DELAYS):
+    if all(name in options for name in DELAYS):
         raise MessageInvalid("deliver_after_s and deliver_at: only one of them")
     if "deliver_after_s" in options:
         return _whole_ms("deliver_after_s", options["deliver_after_s"])

@@ -154,7 +154,9 @@ class Destinations:
         link is used. Raises LinkLost.
         """
         used = [
-            each for destination, each in self.known.items() if self._pending.is_usable(destination)
+            each
+            for destination, each in self.known.items()
+            if each.wanted and self._pending.is_usable(destination)
         ]
         if len(used) > LOOKS_AT_ONCE:
             awaited = {item.destination for item in self._pending.unsettled()}
@@ -180,7 +182,8 @@ class Destinations:
             if self.known.get(each.destination) is each
             and self._pending.is_usable(each.destination)
         }
-        self._pending.close(closed)
+        if closed:
+            self._pending.close(closed)
         for name in closed:
             self._resting[name] = _Resting(self.known.pop(name), now_s + FORGET_S)
         self.open_held()

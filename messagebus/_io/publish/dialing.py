@@ -84,7 +84,6 @@ class Dialer:
                     link = await dial(broker, timeout_ms=timeout_ms, waits=self._policy.stays)
                 self._user.listen(number, link)
                 await link.confirm_select()
-                await self._policy.verify(link)
                 unseen = await self._user.verify(link)
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
@@ -129,4 +128,5 @@ class Dialer:
         """Note that a link to this broker is the current one."""
         self.fatal, self.last_fault = None, ""
         self.connected.set()
-        self.outage.over(broker)
+        if self.outage.since_ms:
+            self.outage.over(broker)

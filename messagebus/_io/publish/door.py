@@ -13,20 +13,32 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
-from messagebus._io.amqp.properties import due_first, encode, encode_entry, has_priority
+from messagebus._io.amqp.frames import HEADER_OVERHEAD
+from messagebus._io.amqp.properties import has_priority
 from messagebus._io.loop import Tasks
 from messagebus._io.publish.calls import Call
 from messagebus._io.publish.destinations import Destinations
-from messagebus._io.publish.publishes import Bundle, Many, Publish, PublishCopy, Waiter, tell
+from messagebus._io.publish.links import Links
+from messagebus._io.publish.publishes import (
+    Bundle,
+    Many,
+    Publish,
+    PublishCopy,
+    Waiter,
+    encode_publish,
+    tell,
+)
 from messagebus._io.publish.targets import Target
 from messagebus.clock import NS_PER_MS, monotonic_ms, whole_ms
 from messagebus.config import PublisherConfig
 from messagebus.core.confirms import Packing
 from messagebus.core.ends import NO_PRIORITY, NOT_ENCODED, REFUSED, TOO_LONG, End, Item
-from messagebus.core.parking import STEP_PREFIX
 from messagebus.core.pending import PendingPublishes
 from messagebus.destination import PARTS
 from messagebus.message import Message
+
+# The bytes of properties that fit the smallest frame that AMQP allows.
+FITS_ALWAYS = 4_096 - HEADER_OVERHEAD
 
 
 class SpoolCounts(NamedTuple):
@@ -45,21 +57,19 @@ class SpoolCounts(NamedTuple):
 
 
 class Sending(Protocol):
-    """The part of a driver that its door uses. properties_max: in bytes, of the current link.
+    """The part of a driver that its door uses.
 
     unconfirmed: destinations whose publishes end when they are sent.
     """
 
     pending: PendingPublishes
     destinations: Destinations
+    links: Links
     unconfirmed: set[str]
     ids: Iterator[str]
     is_woken: bool
     memory: MemoryDoor
     tasks: Tasks
-
-    @property
-    def properties_max(self) -> int: ...
 
     @property
     def broker(self) -> str:
@@ -128,15 +138,6 @@ class Door(Protocol):
         """Give up files and threads: all links are closed."""
 
 
-def encode_publish(target: Target, message: Message, message_id: str, *, alone: bool) -> bytes:
-    """Return the properties of a message, or its entry's in a batch."""
-    if alone:
-        if target.address.exchange.startswith(STEP_PREFIX) and message.ttl_s is not None:
-            message = due_first(message)
-        return encode(message, message_id, int(time.time()), persistent=target.confirms)
-    return encode_entry(message, message_id)
-
-
 class MemoryDoor:
     """The way into the memory of a driver."""
 
@@ -160,15 +161,16 @@ class MemoryDoor:
             publish = Publish(next(self._ids), target, body, None, deadline_ms, waiter)
             self._backlog.accept(publish)
         else:
+            alone = self.goes_alone(target, message)
             message_id = message.message_id or next(self._ids)
             publish = Publish(message_id, target, body, None, deadline_ms, waiter)
-            alone = self.goes_alone(target, message)
             try:
                 # Encode now: the application may change its headers afterwards.
                 publish.properties = encode_publish(target, message, message_id, alone=alone)
             except Exception as error:  # an AMQP table cannot hold it
                 return self.refuse(publish, f"{NOT_ENCODED}: {type(error).__name__}")
-            if alone and (fault := self.fault_of(target, publish.properties)):
+            is_usual = message.priority is None and len(publish.properties) <= FITS_ALWAYS
+            if alone and not is_usual and (fault := self.fault_of(target, publish.properties)):
                 return self.refuse(publish, fault)
             self._backlog.accept(publish, alone=alone)
         if not self._driver.is_woken:
@@ -191,7 +193,7 @@ class MemoryDoor:
         waiter: Waiter,
     ) -> None:
         """Do as `submit`, for encoded properties with this id; it travels alone."""
-        deadline_ms = monotonic_ms() + timeout_ms
+        deadline_ms = time.monotonic_ns() // NS_PER_MS + timeout_ms
         self.accept_alone(Publish(message_id, target, body, properties, deadline_ms, waiter))
 
     def accept_alone(self, publish: Publish) -> None:
@@ -208,10 +210,10 @@ class MemoryDoor:
 
     def fault_of(self, target: Target, properties: bytes) -> str:
         """Return why a message with these properties, which goes alone, is refused; "" where it is not."""
-        size, most = len(properties), self._driver.properties_max
+        size, most = len(properties), self._driver.links.properties_max
         if size > most:
             return f"{TOO_LONG}of {size} bytes: its broker takes {most}"
-        if has_priority(properties) and target.address.exchange.startswith(PARTS):
+        if target.address.exchange.startswith(PARTS) and has_priority(properties):
             return f"{NO_PRIORITY} in the order of {target.address.name}, which has partitions"
         return ""
 

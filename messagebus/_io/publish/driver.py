@@ -111,14 +111,15 @@ class PublishDriver:
         self,
         bus: BusConfig,
         config: PublisherConfig,
-        on_room: Callable[[], None],
+        on_room: Callable[[], None] | None,
         wire: Wire,
         *,
         policy: RoutePolicy | None = None,
         door: MakeDoor | None = None,
         flushes: Flushes | None = None,
     ) -> None:
-        """Create the driver. on_room: called when messages have left the backlog, at most once a turn.
+        """Create the driver. on_room: called when messages have left the backlog, at most once a turn; None
+        where nobody waits for room.
 
         policy: any broker, without one. door: makes one that stands before that into memory. flushes: of
         the publisher's own driver, for another one of it.
@@ -181,7 +182,9 @@ class PublishDriver:
     def start(self) -> None:
         self.policy.start()
         self.door.start()
-        self._tick()
+        now = monotonic_ms()
+        self.links.tick(now)
+        self.arm(now)
 
     async def stop(self, timeout_s: float) -> int:
         """Wait for open publishes, settle the rest, hang up. Returns how many were still unsettled.
@@ -200,7 +203,7 @@ class PublishDriver:
         finally:
             count = self.door.end() + self._give_up()
             self.links.dialer.is_over = True
-            self.arm()
+            self.arm(monotonic_ms())
             self.links.dialer.connected.set()  # nobody waits for it any more
             await self.links.close(until_s)
             await self.door.close()
@@ -253,7 +256,7 @@ class PublishDriver:
             else:
                 self.is_woken = True
                 self._loop.call_later(BACKED_UP_S, self.pump)
-        if has_sent:  # or was woken, by what has made room otherwise
+        if has_sent and self.on_room is not None:  # or was woken, by what has made room otherwise
             self.on_room()
 
     def _lingered(self) -> None:
@@ -339,11 +342,12 @@ class PublishDriver:
     def _tick(self) -> None:
         now = monotonic_ms()
         self.door.before_tick(now)
-        self.settle(self.pending.expire(now, self.why_late()))
+        if now >= self.pending.backlog.earliest_ms:
+            self.settle(self.pending.expire(now, self.why_late()))
         if self.pending.full is not None:
             self._try_full(now, self.pending.full)
         self.links.tick(now)
-        self.arm()
+        self.arm(now)
         self.door.after_tick(now)
 
     def _try_full(self, now: int, full: FullDestinations) -> None:
@@ -364,16 +368,14 @@ class PublishDriver:
         """Return why a publish whose deadline has passed was not answered."""
         return self.policy.why_late(self.links.dialer.last_fault)
 
-    def arm(self) -> None:
+    def arm(self, now: int) -> None:
         """Arm the one timer: for the next due dial, or for the next tick."""
         if self._timer is not None:
             self._timer.cancel()
         if self.links.dialer.is_over:
             return
         due_ms = self.links.route.next_due_ms()
-        wait_ms = (
-            TICK_MS if due_ms is None else min(TICK_MS, max(TICK_MIN_MS, due_ms - monotonic_ms()))
-        )
+        wait_ms = TICK_MS if due_ms is None else min(TICK_MS, max(TICK_MIN_MS, due_ms - now))
         self._timer = self._loop.call_later(wait_ms / 1000, self._tick)
 
     # Questions.
@@ -381,11 +383,6 @@ class PublishDriver:
     def broker(self) -> str:
         """The name of the current link's broker, "" without a link or a name."""
         return self.links.route.broker
-
-    @property
-    def properties_max(self) -> int:
-        """The bytes of properties that fit a frame of the current link."""
-        return self.links.properties_max
 
     @property
     def is_unnamed(self) -> bool:

@@ -70,7 +70,7 @@ class LinkUser(Protocol):
     def settle(self, settled: list[Item]) -> None:
         """Give settled publishes their ends."""
 
-    def arm(self) -> None:
+    def arm(self, now: int) -> None:
         """Tick when `core.route` is due next."""
 
 
@@ -126,6 +126,7 @@ class Links:
         self.slowness = Slowness(whole_ms(config.confirm_slow_s))
         self._unseen: list[Address] = []  # destinations that the dial did not look at
         self._taken: dict[int, int] = {}  # link -> bytes that the other side had at the last tick
+        self._list: BrokerList | None = None  # the last one
         self._ever_listed: frozenset[str] = frozenset()
 
     # Questions.
@@ -163,13 +164,18 @@ class Links:
         link.transport.on_turn = self._user.pump
 
     async def verify(self, link: Link) -> list[Address]:
-        """Look which destinations in use a new link has; return those not looked for. Raises LinkLost."""
+        """Look whether a new link has what its route needs, and which destinations in use.
+
+        Returns those not looked for. Raises MessageBusError.
+        """
+        await self._policy.verify(link)
         return await self._destinations.verify(link)
 
     def dial_failed(self, number: int, *, refused: bool, absent: bool) -> None:
         """Note that a dial has failed. refused: its login; absent: nobody listens."""
-        self.route.lost(number, monotonic_ms(), random.random(), refused=refused, absent=absent)
-        self._user.arm()
+        now = monotonic_ms()
+        self.route.lost(number, now, random.random(), refused=refused, absent=absent)
+        self._user.arm(now)
 
     def opened(self, number: int, link: Link, unseen: list[Address]) -> None:
         """Take a link that a dial has opened. unseen: destinations that the dial did not look at."""
@@ -185,10 +191,10 @@ class Links:
         if avoid is not None and not link.broker:
             told = f"; last fault: the broker at {link.address} does not say its name"
             self.dialer.last_fault = told
-        self.perform(
-            self.route.opened(number, link.broker, monotonic_ms(), random.random(), avoid=avoid)
-        )
-        self._user.arm()
+        now = monotonic_ms()
+        self.perform(self.route.opened(number, link.broker, now, random.random(), avoid=avoid))
+        if self.route.current != number:
+            self._user.arm(now)  # for the next dial
 
     def _returned(self, number: int, exchange: str, routing_key: str, message_id: str) -> None:
         for destination in self._destinations.of_place(place_name(exchange, routing_key)):
@@ -200,11 +206,11 @@ class Links:
         same = [
             other for other in old if not new.broker or self.open[other].broker in ("", new.broker)
         ]
+        self.properties_max = new.properties_max
+        self._refuse_too_long()
         self._pending.in_flight.opened(number, after=same)
         self.current = new
         self.sender = Sender(new.transport, self._destinations.deflated)
-        self.properties_max = new.properties_max
-        self._refuse_too_long()
         # A blocked broker does not read what it has not answered by now.
         patience_ms = min(RETIRE_MS, self.slowness.after_ms) if self.is_blocked else RETIRE_MS
         self.is_blocked = False
@@ -308,9 +314,13 @@ class Links:
 
         A broker that was never listed under its own name is not identified: the list says nothing about it.
         """
-        entry = brokers.find(self.route.broker)
-        removed = entry is None and self.route.broker in self._ever_listed
-        self._ever_listed |= brokers.names
+        ever_listed, broker = self._ever_listed, self.route.broker
+        if brokers is not self._list:
+            self._list, self._ever_listed = brokers, ever_listed | brokers.names
+        if not broker:
+            return
+        entry = brokers.find(broker)
+        removed = entry is None and broker in ever_listed
         if removed or (entry is not None and entry.draining):
             self.leave()
 
@@ -331,9 +341,9 @@ class Links:
         self.leave_if_slow(now)
         for number in [n for n, at_ms in self.retiring.items() if at_ms <= now]:
             self._hang_up(number)
-        self.perform(self.route.tick(now))
         if self._policy.follower.brokers is not None:
             self.on_list(self._policy.follower.brokers)
+        self.perform(self.route.tick(now))
         if self.is_blocked:
             self.route.leave(now)
 
@@ -356,7 +366,9 @@ class Links:
         link.
         """
         slowness, slow_ms = self.slowness, self.slowness.after_ms
-        if self._policy.stays or now < slowness.until_ms or not self.is_slow(now):
+        if self.current is None or self._policy.stays or now < slowness.until_ms:
+            return
+        if not self.is_slow(now):
             return
         number = self.route.current or 0
         slowness.link, slowness.until_ms = number, now + 10 * slow_ms

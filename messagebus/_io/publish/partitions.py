@@ -339,7 +339,8 @@ class Partitions:
     # Room and time.
     def _room(self) -> None:
         self._look()
-        self._first.on_room()
+        if self._first.on_room is not None:
+            self._first.on_room()
 
     def _look(self) -> None:
         now = monotonic_ms()

@@ -13,8 +13,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
+from messagebus._io.amqp.properties import due_first, encode, encode_entry
 from messagebus._io.publish.targets import Target
 from messagebus.core.ends import CONFIRMED, END_CONFIRMED, SPOOLED, Item
+from messagebus.core.parking import STEP_PREFIX
+from messagebus.message import Message
 from messagebus.stats import CONFIRMED_OUTCOME, Durability, Outcome, Published
 
 NEVER_SENT: tuple[str, int, tuple[str, ...]] = ("", 0, ())
@@ -182,6 +185,15 @@ class Bundle(Publish):
             return self.parts.results()
         end = self.published()[1:]
         return [_new(Published, (message_id, *end)) for message_id in self.ids]
+
+
+def encode_publish(target: Target, message: Message, message_id: str, *, alone: bool) -> bytes:
+    """Return the properties of a message, or its entry's in a batch."""
+    if alone:
+        if target.address.exchange.startswith(STEP_PREFIX) and message.ttl_s is not None:
+            message = due_first(message)
+        return encode(message, message_id, int(time.time()), persistent=target.confirms)
+    return encode_entry(message, message_id)
 
 
 def tell(settled: Sequence[Ended], settled_ns: int) -> None:

@@ -34,9 +34,16 @@ from typing import cast
 from messagebus._io.amqp.properties import bare_shape
 from messagebus._io.loop import Tasks
 from messagebus._io.publish.calls import Call
-from messagebus._io.publish.door import encode_publish
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Many, PublishCopy, Shape, Waiter, message_ids, tell
+from messagebus._io.publish.publishes import (
+    Many,
+    PublishCopy,
+    Shape,
+    Waiter,
+    encode_publish,
+    message_ids,
+    tell,
+)
 from messagebus._io.publish.routes import AnotherBroker
 from messagebus._io.publish.targets import Target
 from messagebus.clock import LogLimit, monotonic_ms

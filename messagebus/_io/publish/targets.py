@@ -7,7 +7,7 @@ is an address with a content type; `Targets` makes each once, and refuses what a
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from messagebus.bodies import BINARY
@@ -50,13 +50,26 @@ def _options_text(durability: Durability, wanted: Destination | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A place that publishes go to. name: for people. wanted: what must exist before the first publish."""
+    """A place that publishes go to. name: for people. wanted: what must exist before the first publish.
+
+    options_text: the options that are asked of it beside its name. destination: its name in `core.pending`.
+    Publishes that ask for other options than the place has, such as another durability, are held, opened
+    and refused apart from those that ask for the right ones.
+    """
 
     name: str
     exchange: str
     routing_key: str
     durability: Durability
     wanted: tuple[Destination | Delay, ...] = ()
+    options_text: str = field(init=False, repr=False, compare=False)
+    destination: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        asked = cast(Destination, self.wanted[0]) if self.wanted else None
+        text, put = _options_text(self.durability, asked), object.__setattr__
+        put(self, "options_text", text)
+        put(self, "destination", place_name(self.exchange, self.routing_key) + text)
 
     @classmethod
     def of(cls, destination: Destination, delay: Delay | None = None) -> Address:
@@ -70,22 +83,6 @@ class Address:
     def queue(cls, queue: str, durability: Durability) -> Address:
         """Make the address of an existing queue of a broker, past its exchange: for copies."""
         return cls(queue, "", queue, durability)
-
-    @property
-    def options_text(self) -> str:
-        """The options that are asked of it beside its name, as text."""
-        return _options_text(
-            self.durability, cast(Destination, self.wanted[0]) if self.wanted else None
-        )
-
-    @property
-    def destination(self) -> str:
-        """Its name in `core.pending`.
-
-        Publishes that ask for other options than the place has, such as another durability, are held, opened
-        and refused apart from those that ask for the right ones.
-        """
-        return place_name(self.exchange, self.routing_key) + self.options_text
 
 
 class Target:
@@ -123,8 +120,8 @@ class Targets:
         self._redundant, self._redundancy = frozenset(redundant), redundancy
         self._has_spool = has_spool
         self._known: dict[tuple[object, ...], Target] = {}
-        self.plain_known: dict[str, Target] = {}
-        """The targets that `plain` has returned, by destination."""
+        self.plain_known: dict[str | tuple[str, str], Target] = {}
+        """The targets that `plain` has returned: of bytes by destination, of others also by content type."""
         self._twice: dict[str, Target] = {}
         self._partitioned: dict[str, int] = {}
 
@@ -132,6 +129,7 @@ class Targets:
         """Note that a topic has this many partitions, also in the targets that are in use."""
         self._partitioned[topic] = partitions
         self._twice.clear()  # a topic with partitions refuses it
+        self.plain_known.clear()  # it may have been redundant by itself: one with partitions is not
         for key, target in list(self._known.items()):
             if target.address.name == topic and not target.redundancy:
                 if _other_partitions(target.address.wanted[0], partitions):
@@ -139,13 +137,15 @@ class Targets:
                 else:
                     target.redundancy = PARTITIONED
 
-    def plain(self, destination: str) -> Target:
-        """Return the target for bytes to a destination given as text. Raises NameInvalid."""
-        target = self.plain_known.get(destination)
+    def plain(self, destination: str, content_type: str = BINARY) -> Target:
+        """Return the target for a payload to a destination given as text. Raises NameInvalid."""
+        key = destination if content_type == BINARY else (destination, content_type)
+        target = self.plain_known.get(key)
         if target is None:
             if len(self.plain_known) >= TARGETS_MAX:
                 self.plain_known.clear()
-            target = self.plain_known[destination] = self.of(parse_destination(destination), BINARY)
+            target = self.of(parse_destination(destination), content_type)
+            self.plain_known[key] = target
         return target
 
     def twice(self, destination: str) -> Target:

@@ -176,6 +176,18 @@ async def test_work_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None
     assert "mine" in caplog.text
 
 
+async def test_work_that_has_begun_elsewhere_is_kept_and_its_fault_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks, begun = Tasks(), asyncio.get_running_loop().create_future()
+    with caplog.at_level(logging.ERROR, "messagebus"):
+        tasks.keep(begun)
+        begun.set_exception(ValueError("mine"))
+        await tasks.wait(WITHIN_S)
+        await asyncio.sleep(0)
+    assert "mine" in caplog.text
+
+
 async def test_cancel_ends_all_and_waits_for_them(caplog: pytest.LogCaptureFixture) -> None:
     tasks, ended = Tasks(), list[int]()
 

@@ -27,8 +27,8 @@ from typing import cast
 
 from messagebus._io.hooks import HookChain
 from messagebus._io.publish.calls import Call
-from messagebus._io.publish.door import Sending, SpoolCounts, encode_publish
-from messagebus._io.publish.publishes import Bundle, Many, Publish, Waiter
+from messagebus._io.publish.door import Sending, SpoolCounts
+from messagebus._io.publish.publishes import Bundle, Many, Publish, Waiter, encode_publish
 from messagebus._io.publish.spool.keeper import Keeper
 from messagebus._io.publish.spool.records import Records, name_of
 from messagebus._io.publish.spool.replayer import REPLAY_MESSAGES, Replayed, Replayer

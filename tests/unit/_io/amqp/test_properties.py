@@ -27,7 +27,6 @@ from messagebus._io.amqp.properties import (
     encode,
     encode_entry,
     find_traceparent,
-    is_bare,
     is_batch,
     read_content_type,
     read_key,
@@ -35,7 +34,7 @@ from messagebus._io.amqp.properties import (
     read_stamp_ms,
 )
 from messagebus.core.headers import OF_BROKERS
-from messagebus.message import Message
+from messagebus.message import Message, is_bare
 from tests.support.examples import examples
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=60)

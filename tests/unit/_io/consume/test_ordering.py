@@ -180,7 +180,7 @@ async def test_the_next_of_a_key_waits_until_the_copy_of_a_parked_one_is_stored(
     bench.copies.gate, bench.copies.works = asyncio.Event(), stored
     bench.arrive("a1", "a2")
     (first,) = bench.taken()
-    parking = asyncio.create_task(bench.stage.park(first, headers=park_headers(first, "why", "")))
+    parking = asyncio.ensure_future(bench.stage.park(first, headers=park_headers(first, "why", "")))
     await eventually_async(lambda: bench.copies.parked, within_s=WITHIN_S)
     assert bench.bodies() == []
     bench.copies.gate.set()

@@ -23,6 +23,7 @@ from messagebus._io.publish.targets import Address, Targets, place_name
 from messagebus.config import Batching
 from messagebus.core.confirms import Batch
 from messagebus.core.ends import End, Entry
+from messagebus.core.redundancy import PARTITIONED, REQUIRED
 from messagebus.destination import Queue, Topic, delay_step
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BODY_BYTES_MAX, NONE_GIVEN, OPTIONS, Given, Message
@@ -47,6 +48,27 @@ def test_a_time_that_nobody_can_wait_is_refused(seconds: float) -> None:
     with pytest.raises(ConfigError, match=f"timeout_s {seconds}: seconds, 0 or more"):
         whole_timeout_ms(seconds)
     assert whole_timeout_ms(1.5) == 1500
+
+
+@pytest.mark.parametrize("payload", [b"x", {"n": 1}])
+def test_a_topic_that_is_redundant_by_itself_and_turns_out_to_have_partitions_goes_to_their_homes(
+    payload: Any,
+) -> None:
+    outgoing = Outgoing(("orders",))
+    assert outgoing.read("orders", payload, NONE_GIVEN)[0].redundancy == REQUIRED
+    outgoing.partitioned("orders", 4)
+    assert outgoing.read("orders", payload, NONE_GIVEN)[0].redundancy == PARTITIONED
+
+
+def test_targets_of_one_text_and_content_type_are_one_and_options_of_a_call_have_their_own() -> (
+    None
+):
+    outgoing = Outgoing()
+    calls = [outgoing.read("orders", {"n": n}, NONE_GIVEN)[0] for n in range(2)]
+    keyed, plain = (outgoing.read("orders", b"x", each)[0] for each in (given(key="k"), NONE_GIVEN))
+    later = outgoing.read("orders", b"x", given(deliver_after_s=1))[0]
+    assert calls[0] is calls[1] is not plain
+    assert (keyed, later.address.routing_key) == (plain, "mb.topic/orders")
 
 
 def test_options_are_put_into_the_message_and_the_caller_s_stays_as_it_was() -> None:

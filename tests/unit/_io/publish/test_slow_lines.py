@@ -25,7 +25,6 @@ from messagebus._io.amqp import link
 from messagebus._io.consume.copies import Copies, Original, Stored
 from messagebus._io.publish import links
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.wire import Wire
 from messagebus.clock import monotonic_ms
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually
@@ -128,12 +127,10 @@ async def test_a_copy_has_the_time_that_its_body_needs_on_a_slow_line() -> None:
             _target, body, _id, _properties, times_ms[len(body)], waiter = given
             waiter.set_result(CONFIRMED)
 
-    copies = Copies(BusConfig(), Queue("jobs"), cast(Wire, None))
-    copies._driver = cast(PublishDriver, SimpleNamespace(memory=Memory()))
+    driver = SimpleNamespace(memory=Memory(), start=lambda: None)
+    copies = Copies(cast(PublishDriver, driver), Queue("jobs"))
     for size in (0, 16 << 20):
-        original = Original(
-            properties=b"\0\0", body=bytes(size), message_id="m", entry=False, stamp_ms=0
-        )
+        original = Original(properties=b"\0\0", body=bytes(size), entry=False, stamp_ms=0)
         assert await copies.again(original, {}, lambda: True) is Stored.STORED
     added_ms = times_ms[16 << 20] - times_ms[0]
     assert (16 << 20) / added_ms < 500, "bytes a millisecond: the line may be slower than 0.5 MB/s"
