@@ -20,10 +20,11 @@ from consumer_lists import listfile, nodes, show
 from consumer_lists import push as pushing
 from consumer_lists.errors import CODES, AlreadySo, EditRefused
 from consumer_lists.nodes import Cluster, Node
-from inventory import shell
+from inventory import serving, shell
 from inventory.errors import CommandFailed
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Inventory, load
 from inventory.inventory import Node as InventoryNode
+from inventory.serving import below_serving_min
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.commands.exits import Exit, Program
 from messagebus.commands.options import NumberRange, option_anywhere, option_value
@@ -199,8 +200,9 @@ def _known_port(inventory: Inventory, broker: str, given: int | None) -> int:
 @cli.command("drain")
 @click.argument("broker", type=BrokerType())
 @_if_needed
+@below_serving_min
 @_on_a_list
-def drain_command(source: Source, broker: str, if_needed: bool) -> None:
+def drain_command(source: Source, broker: str, if_needed: bool, forced: bool) -> None:
     """Mark a broker as leaving: publishers move away, consumers stay.
 
     \b
@@ -208,7 +210,8 @@ def drain_command(source: Source, broker: str, if_needed: bool) -> None:
       python -m consumer_lists drain mb2
       python -m consumer_lists drain mb2.example:5672
     """
-    _edit(source, broker, listfile.drain, if_needed=if_needed)
+    edit = listfile.drain if forced else _unless_last(source, listfile.drain)
+    _edit(source, broker, edit, if_needed=if_needed)
 
 
 @cli.command("ready")
@@ -229,16 +232,18 @@ def ready_command(source: Source, broker: str, if_needed: bool) -> None:
 @cli.command("remove")
 @click.argument("broker", type=BrokerType())
 @_if_needed
+@below_serving_min
 @_on_a_list
-def remove_command(source: Source, broker: str, if_needed: bool) -> None:
-    """Disconnect consumers from a broker; the last one stays.
+def remove_command(source: Source, broker: str, if_needed: bool, forced: bool) -> None:
+    """Disconnect consumers from a broker; the last one stays in any case.
 
     \b
     Example:
       python -m consumer_lists remove mb2
       python -m consumer_lists remove mb2.example:5672
     """
-    _edit(source, broker, listfile.remove, if_needed=if_needed)
+    edit = listfile.remove if forced else _unless_last(source, listfile.remove)
+    _edit(source, broker, edit, if_needed=if_needed)
 
 
 @cli.command("push")
@@ -326,6 +331,31 @@ def diff_command(source: Source) -> int:
     seen = f"{plural(len(serving), 'node')}, {plural(len(known), 'client')}"
     say(f"all have generation {ours.generation}: {seen}")
     return Exit.DONE
+
+
+def _unless_last(
+    source: Source, edit: Callable[[str, Broker], str]
+) -> Callable[[str, Broker], str]:
+    """Return the edit that takes no broker out where too few others take publishes.
+
+    Whether one does is known by the list and the agents; by the list alone where it is not the inventory's.
+    """
+    inventory = None if source.file else load(source.inventory)
+    known = nodes.readiness(Cluster.of(inventory).nodes) if inventory else {}
+    wanted = inventory.serving_min if inventory else 1
+
+    def refusing(text: str, broker: Broker) -> str:
+        edited, faults = edit(text, broker), dict[str, str]()
+        for one in BrokerList.parse(text).listed:
+            agent = known.get(str(one.broker))
+            reason = agent.reason if agent else "" if source.file else "not in the inventory"
+            if one.broker == broker and (agent is None or agent.is_ready is None):
+                reason = ""  # it may take publishes
+            faults[source.called(one.broker)] = "draining" if one.draining else reason
+        serving.refuse_last(source.called(broker), faults, wanted)
+        return edited
+
+    return refusing
 
 
 def _edit(

@@ -96,6 +96,14 @@ class Served:
         return self.served.generation if self.served else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether an agent sends publishers to its broker, None where it does not answer; and why not."""
+
+    is_ready: bool | None
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
     """The newest report of one client over all agents. applied: generation that the client works by.
@@ -113,6 +121,12 @@ class Client:
 def served(nodes: Sequence[Node]) -> list[Served]:
     """Return the lists that the nodes serve now, in the order given."""
     return ask_all(nodes, _served)
+
+
+def readiness(nodes: Sequence[Node]) -> dict[str, Readiness]:
+    """Return address of each node's broker -> whether its agent sends publishers there."""
+    answers = ask_all(nodes, _readiness)
+    return {node.address: answer for node, answer in zip(nodes, answers, strict=True)}
 
 
 def clients(nodes: Sequence[Node]) -> tuple[list[Client], dict[str, str]]:
@@ -166,6 +180,16 @@ def _served(node: Node) -> Served:
         return Served(node=node.name, address=node.address, fault=f"no list: {fault}")
 
 
+def _readiness(node: Node) -> Readiness:
+    try:
+        answer = _ask(node, "/health").json()
+        verdict = str(answer["verdict"])
+        is_ready = verdict == "ready"
+        return Readiness(is_ready, "" if is_ready else str(answer.get("reason") or verdict))
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, LookupError) as fault:
+        return Readiness(None, f"its agent does not answer: {reason_of(fault, REASON_CHARS_MAX)}")
+
+
 def _clients(node: Node) -> tuple[list[Client], dict[tuple[str, str], float], str]:
     try:
         answer = _get(node, "/clients").json()
@@ -193,13 +217,17 @@ def _read_left(answer: Any) -> dict[tuple[str, str], float]:
     }
 
 
-def _get(node: Node, path: str) -> httpx.Response:
-    answer = httpx.get(
+def _ask(node: Node, path: str) -> httpx.Response:
+    return httpx.get(
         f"{node.agent_url}{path}",
         timeout=ANSWER_WITHIN_S,
         trust_env=False,
         verify=(node.tls or TlsFiles()).client_context(),
     )
+
+
+def _get(node: Node, path: str) -> httpx.Response:
+    answer = _ask(node, path)
     if answer.is_error:
         raise httpx.HTTPStatusError(
             f"{answer.status_code} {answer.text}", request=answer.request, response=answer

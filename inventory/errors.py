@@ -1,4 +1,4 @@
-"""Error of a command that was run here or on a host."""
+"""Errors of an inventory's cluster: a command that failed here or on a host, too few brokers that serve."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class CommandFailed(MessageBusError):
         self.exit_code = exit_code
         self.output = output
         self.host = host
+
+
+class TooFewServe(MessageBusError):
+    """Raised when a broker is not taken out, since too few others take publishes; nothing has changed."""
 
 
 def tail(output: str) -> str:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from inventory import shell
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
+from inventory.serving import below_serving_min
 from lb import agents, fleet, hosts, runtime, view
 from lb.apply import Applied, prepare_start, save_state
 from lb.errors import CODES, BalancerUnreachable
@@ -235,8 +236,11 @@ _by_hand = click.option(
 @click.argument("name")
 @_within
 @_by_hand
+@below_serving_min
 @_without
-def drain_command(name: str, within_s: float, by_hand: bool, without: tuple[str, ...]) -> None:
+def drain_command(
+    name: str, within_s: float, by_hand: bool, forced: bool, without: tuple[str, ...]
+) -> None:
     """Send no new connections to a broker; open connections stay. Kept over restarts.
 
     The agent of the broker is told, and every HAProxy must show it. With --by-hand, the agent undoes it when
@@ -249,6 +253,8 @@ def drain_command(name: str, within_s: float, by_hand: bool, without: tuple[str,
     inventory = _inventory().without(without)
     node = inventory.find(name)
     with _fleet(inventory) as all_balancers:
+        if not forced:
+            fleet.refuse_last(all_balancers, inventory, node.name)
         if by_hand:
             _print(inventory, fleet.set_drain(all_balancers, node.name, on=True).shown)
         else:
@@ -279,7 +285,8 @@ def ready_command(name: str, within_s: float, by_hand: bool, without: tuple[str,
 @cli.command("maint", short_help="Take out a broker whose agent is dead.")
 @click.argument("name")
 @click.option("--off", is_flag=True, help="End maintenance.")
-def maint_command(name: str, off: bool) -> None:
+@below_serving_min
+def maint_command(name: str, off: bool, forced: bool) -> None:
     """Put a broker whose agent is dead into maintenance.
 
     \b
@@ -289,14 +296,17 @@ def maint_command(name: str, off: bool) -> None:
     inventory = _inventory()
     node = inventory.find(name)
     with _fleet(inventory) as all_balancers:
+        if not (off or forced):
+            fleet.refuse_last(all_balancers, inventory, node.name)
         _print(inventory, fleet.maint(all_balancers, node.name, on=not off).shown)
 
 
 @cli.command("weight", short_help="Set a broker's share of new connections.")
 @click.argument("name")
 @click.argument("weight", type=click.IntRange(0, runtime.WEIGHT_MAX))
-def weight_command(name: str, weight: int) -> None:
-    """Set a broker's share of new connections; 100 is normal.
+@below_serving_min
+def weight_command(name: str, weight: int, forced: bool) -> None:
+    """Set a broker's share of new connections; 100 is normal, 0 sends it none.
 
     \b
     Example:
@@ -305,6 +315,8 @@ def weight_command(name: str, weight: int) -> None:
     inventory = _inventory()
     node = inventory.find(name)
     with _fleet(inventory) as all_balancers:
+        if not (weight or forced):
+            fleet.refuse_last(all_balancers, inventory, node.name)
         _print(inventory, fleet.set_weight(all_balancers, node.name, weight).shown)
 
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inventory import serving
 from inventory.inventory import Balancer, Inventory
 from lb import lint, runtime
 from lb.apply import Applied, apply, check
@@ -70,6 +71,28 @@ class Fleet:
             else:
                 silent[balancer] = f"HAProxy knows no server {name!r}: see `lb apply`"
         return BrokerStates(shown, silent)
+
+
+def refuse_last(fleet: Fleet, inventory: Inventory, name: str) -> None:
+    """Refuse to take a broker out where the balancers send publishers to too few others.
+
+    A balancer that does not answer has no say, unless none does. Raises TooFewServe.
+    """
+    seen = {node.name: fleet.look(node.name) for node in inventory.brokers}
+    faults = {
+        other: ""
+        if states.shown and all(map(_is_up, states.shown.values()))
+        else states.differing(_is_up)
+        for other, states in seen.items()
+    }
+    shown = seen[name].shown.values()
+    if not shown or any(map(_is_up, shown)):
+        faults[name] = ""
+    serving.refuse_last(name, faults, inventory.serving_min)
+
+
+def _is_up(state: ServerState) -> bool:
+    return state.verdict == "up"
 
 
 def local(inventory: Inventory) -> Fleet:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from inventory import serving
 from messagebus.destination import GROUPS, SEGMENTS
 from messagebus.errors import ConfigError
 from messagebus.observing.snapshot import Chain
@@ -260,6 +261,15 @@ def off_the_list(view: View, name: str, address: str) -> str:
 
 
 @as_check
+def not_listed_again(view: View, name: str, address: str) -> str:
+    """Check that nobody has put a broker back on the operators' list, which a run took off it before."""
+    if address not in view.listed.names:
+        return ""
+    remove = f"python -m consumer_lists remove {name}"
+    return f"the list names {name} again: `{remove}`, then `push`; or leave it in service"
+
+
+@as_check
 def unused(view: View, name: str, address: str) -> str:
     """Check as `off_the_list` does; also that the broker, if it answers, has no message and no client.
 
@@ -289,19 +299,34 @@ def others_serve(view: View, names: Collection[str], *, wanted: int) -> str:
     A broker serves when it is on the list and not draining, its agent says ready, and every balancer
     that is not absent sends publishers to it.
     """
+    faults = _serving_faults(view, but=names)
+    if why := serving.too_few(faults, names, wanted):
+        raise Blocked(why)
+    return ""
+
+
+def refuse_last(view: View, name: str) -> None:
+    """Refuse to take a broker out by hand where too few others take publishes. Raises TooFewServe.
+
+    One whose agent does not answer may take them.
+    """
+    entry = view.listed.find(str(view.node(name).address))
+    if entry is None or entry.draining:
+        return
+    with suppress(NoAnswer):
+        if view.agents.health(name)["verdict"] != "ready":
+            return
+    serving.refuse_last(name, _serving_faults(view, but={name}), view.inventory.serving_min)
+
+
+def _serving_faults(view: View, *, but: Collection[str]) -> dict[str, str]:
+    """Return why each broker takes no publishes, "" where it does. but: names that are not asked."""
     sending, silent = _sending(view)
-    faults = {
+    return {
         node.name: _not_serving(view, node.name, str(node.address), sending) or silent
         for node in view.nodes
-        if node.name not in names
+        if node.name not in but
     }
-    serving = [name for name, fault in faults.items() if not fault]
-    if len(serving) >= wanted:
-        return ""
-    reasons = "; ".join(f"{name}: {fault}" for name, fault in faults.items() if fault)
-    raise Blocked(
-        f"{len(serving)} other brokers take publishes, {wanted} must: {reasons or 'there is no other'}"
-    )
 
 
 def _sending(view: View) -> tuple[Mapping[str, Collection[str]], str]:

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inventory.inventory import Host
+from inventory.serving import FORCE
 from ops.cluster.view import View
 from ops.commands import hosts, kits
 from ops.commands.hosts import on
@@ -148,7 +149,7 @@ def _arriving(view: MirrorView, host: Host, how: Arrival) -> tuple[Step, ...]:
             )
         )
         order = (
-            kits.ops(view.file, "hold", name)
+            kits.ops(view.file, "hold", name, FORCE)
             if how.consume_only
             else kits.lb(view.file, "ready", name, without=how.absent)
         )

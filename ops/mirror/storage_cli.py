@@ -8,8 +8,12 @@ from typing import Any
 
 import click
 
+from inventory.errors import TooFewServe
 from inventory.inventory import Host
+from inventory.serving import below_serving_min
 from messagebus.files import write_whole
+from messagebus.terminal import say
+from ops.cluster import checks
 from ops.cluster.absent import dead_balancers
 from ops.cluster.view import View
 from ops.errors import OpsError
@@ -71,8 +75,9 @@ def failover(
 
 @storage.command(short_help="Move the broker NAME to its mirror's other host.")
 @on_mirror()
+@below_serving_min
 @_consume_only
-def failback(opts: RunOptions, view: MirrorView, consume_only: bool) -> None:
+def failback(opts: RunOptions, view: MirrorView, consume_only: bool, forced: bool) -> None:
     """Move the broker NAME to the other host of its mirror; both hosts run, and the mirror is whole.
 
     \b
@@ -85,7 +90,7 @@ def failback(opts: RunOptions, view: MirrorView, consume_only: bool) -> None:
             if not side.is_whole:
                 raise OpsError(f"only a whole mirror is moved; {each} says {side}")
         host = partner(view.inventory, view.mirror, _where(view))
-        return {"agent": has_agent(view, host), "host": host.name}
+        return {"agent": _may_stop(opts, view, host, forced), "host": host.name}
 
     _carry(opts, view, "failback", playbooks.failback, decide, {"consume_only": consume_only})
 
@@ -115,7 +120,8 @@ def start(opts: RunOptions, view: MirrorView, where: str, consume_only: bool) ->
 
 @storage.command(short_help="Stop the broker NAME and release its disk.")
 @on_mirror()
-def stop(opts: RunOptions, view: MirrorView) -> None:
+@below_serving_min
+def stop(opts: RunOptions, view: MirrorView, forced: bool) -> None:
     """Stop the broker NAME and release its disk, so that its host may be switched off.
 
     \b
@@ -125,7 +131,7 @@ def stop(opts: RunOptions, view: MirrorView) -> None:
 
     def decide() -> dict[str, Any]:
         host = _where(view)
-        return {"agent": has_agent(view, host), "host": host.name}
+        return {"agent": _may_stop(opts, view, host, forced), "host": host.name}
 
     _carry(opts, view, "stop", playbooks.stop, decide, {})
 
@@ -155,6 +161,22 @@ def _carry(
         plan = make(view, view.inventory.host(decided["host"]), how, **proof)
         facts = {"options": options, "decided": decided}
         carry(plan, journal, opts, facts, brokers=[view.name])
+
+
+def _may_stop(opts: RunOptions, view: MirrorView, host: Host, forced: bool) -> bool:
+    """Return whether agents run beside brokers; then enough others must take publishes.
+
+    Raises TooFewServe, unless forced; a dry run prints that.
+    """
+    agent = has_agent(view, host)
+    try:
+        if agent and not forced:
+            checks.refuse_last(View(opts.file), view.name)
+    except TooFewServe as fault:
+        if not opts.dry_run:
+            raise
+        say(f"would stop now: {fault}")
+    return agent
 
 
 def _where(view: MirrorView) -> Host:

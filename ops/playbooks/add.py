@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from inventory.serving import FORCE
 from messagebus.terminal import plural
 from ops.cluster import checks
 from ops.cluster.view import View
@@ -177,7 +178,8 @@ def listed(target: Target, view: View) -> tuple[Step, ...]:
             ),
             done=lambda: address in view.listed.names,
             undo=(
-                kits.lists(view.file, "remove", address, "--if-needed"),
+                # Publishers are held back from it.
+                kits.lists(view.file, "remove", address, "--if-needed", FORCE),
                 kits.lists(view.file, "push", without=view.absent.agents),
             ),
         ),

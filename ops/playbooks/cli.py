@@ -111,8 +111,10 @@ def remove(
         options = _drain_options(journal, moves=moves, held_within_s=held_within_s)
         how = _drain(view, name, **options)
         plan = remove_playbook.plan(target, view, _nodes(view, [target]), how)
-        if not journal.is_resumed and view.listed.names == {target.address}:
-            raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
+        if not journal.is_resumed:
+            _refuse_off_the_list(view, [target])
+            if view.listed.names == {target.address}:
+                raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
         _carry(plan, journal, opts, view, target, options)
 
 
@@ -149,8 +151,10 @@ def restart(
         known = [node.name for node in view.brokers.present if str(node.address) in listed]
         wanted = journal.facts.get("names") or list(names) or known
         targets = [_known_target(view, name) for name in wanted]
-        if not journal.is_resumed and len(listed) < 2:
-            raise ConfigError("a single broker has no other that takes over meanwhile")
+        if not journal.is_resumed:
+            _refuse_off_the_list(view, targets)
+            if len(listed) < 2:
+                raise ConfigError("a single broker has no other that takes over meanwhile")
         options = options_of_run(
             journal, {"held_within_s": held_within_s}, {"held_within_s": HELD_WITHIN_S}
         )
@@ -192,9 +196,10 @@ def upgrade(
     with opened(opts, f"upgrade {name}", [name]) as journal:
         view = _view(opts, [name], dead)
         target = _resumed(journal, name) or _known_target(view, name)
-        if not journal.is_resumed and view.listed.names == {target.address}:
-            raise ConfigError(f"{name} is the last broker; add another broker first")
         if not journal.is_resumed:
+            _refuse_off_the_list(view, [target])
+            if view.listed.names == {target.address}:
+                raise ConfigError(f"{name} is the last broker; add another broker first")
             version = _version(view, name, version)
         options = _drain_options(journal, moves=moves, held_within_s=held_within_s, version=version)
         drain = {key: options[key] for key in ("moves", "held_within_s")}
@@ -385,6 +390,16 @@ def _new_target(view: View, name: str) -> Target:
         return _known_target(view, name)
     node = LocalCluster(view.file.parent).layout.with_node(name).node(name)
     return Target(name=name, address=node.broker, agent_port=node.agent_port)
+
+
+def _refuse_off_the_list(view: View, targets: Iterable[Target]) -> None:
+    """Refuse to drain brokers that no consumer reads from. Raises ConfigError."""
+    if off := [each.name for each in targets if each.address not in view.listed.names]:
+        raise ConfigError(
+            f"{off[0]} is off the list, so no consumer reads from it: `python -m ops add {off[0]}` brings it"
+            " back into service, then run this again; if its host is dead for good, `python -m ops replace"
+            f" {off[0]}`"
+        )
 
 
 def _drain(view: View, name: str, *, moves: bool, held_within_s: float) -> Drain:

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from inventory.serving import FORCE
 from ops.cluster import checks
 from ops.cluster.absent import has_ended
 from ops.cluster.view import View
@@ -137,7 +138,8 @@ def replace(
             ),
             Step(
                 name=f"take {name} off the list",
-                commands=(kits.lists(view.file, "remove", address),),
+                # It is dead, however few others take publishes.
+                commands=(kits.lists(view.file, "remove", address, FORCE),),
                 done=lambda: address not in view.listed.names,
                 is_final=True,
             ),

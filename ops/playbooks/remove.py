@@ -253,6 +253,7 @@ def released(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
     """Return steps after which no client is connected to it any more."""
     name, address = target.name, target.address
     nobody = checks.nobody_is_connected(view, name, interval_s=how.statistics_s)
+    off = checks.not_listed_again(view, name, address)
     return (
         Step(
             name=f"take {name} off the list",
@@ -263,6 +264,7 @@ def released(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
         add.list_brought(f"bring the list without {name} to every agent", view),
         Step(
             name=f"wait for the clients to let go of {name}",
+            guard=off,
             until="all have applied the list, and none is connected there",
             check=checks.left_by_clients(view, nobody),
             within_s=CLIENTS_WITHIN_S,
@@ -272,6 +274,7 @@ def released(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
         Step(
             name=f"hang up on the clients that are left on {name}",
             commands=(kits.ops(view.file, "hangup", name, "--all"),),
+            guard=off,
             until="no client is connected, checked twice",
             check=nobody,
             within_s=HANG_UP_WITHIN_S,

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from inventory.inventory import Inventory, load
+from inventory.serving import below_serving_min
 from lb.agents import set_draining
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.commands.exits import Group
@@ -61,17 +62,20 @@ def hangup(name: str, holding: bool, every: bool, file: Path) -> None:
 
 @click.command(short_help="Keep publishers away from NAME by its agent.")
 @click.argument("name")
+@below_serving_min
 @inventory_option
-def hold(name: str, file: Path) -> None:
+def hold(name: str, forced: bool, file: Path) -> None:
     """Keep publishers away from NAME by its agent, until `python -m lb ready NAME`.
 
-    As `lb drain`, without a check of HAProxy, which may not know NAME yet.
+    As `lb drain`, without a check that HAProxy shows it: it may not know NAME yet.
 
     \b
     Example:
       python -m ops hold mb4
     """
     inventory = load(file)
+    if not forced:
+        checks.refuse_last(View(file.absolute()), name)
     set_draining(inventory, inventory.find(name), draining=True)
 
 

@@ -30,7 +30,7 @@ from inventory import shell
 from inventory.errors import CommandFailed
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, load
 from messagebus.commands.options import option_value
-from messagebus.errors import ConfigError
+from messagebus.errors import ConfigError, MessageBusError
 from messagebus.terminal import StatusLine, say
 from ops.errors import LockHeld, OpsError, RunOpen
 from ops.run import journal as journals
@@ -107,8 +107,9 @@ def opened(opts: RunOptions, name: str, brokers: Iterable[str]) -> Iterator[Jour
     """Hold the lock of the cluster, unless this is a dry run, and yield the journal of the plan `name`.
 
     brokers: names of those that the plan changes. With --abandon the journal is closed and the command
-    ends; a dry run of that closes nothing. Raises LockHeld; JournalUnreadable; RunOpen when an unfinished
-    run of another plan changes one of these brokers.
+    ends; a dry run of that closes nothing. An error of the body that leaves a run open names the ways on.
+    Raises LockHeld; JournalUnreadable; RunOpen when an unfinished run of another plan changes one of these
+    brokers.
     """
     brokers = frozenset(brokers)
     with nullcontext(()) if opts.dry_run else locked(opts.file, name) as locks:
@@ -129,7 +130,21 @@ def opened(opts: RunOptions, name: str, brokers: Iterable[str]) -> Iterator[Jour
                     " or close it with --abandon, before anything else is done there"
                 )
             say(f"note: {about}", err=True)
-        yield Journal(opts.journals, name, locks)
+        try:
+            yield Journal(opts.journals, name, locks)
+        except MessageBusError as fault:
+            if not opts.dry_run and journals.is_open(opts.journals, name):
+                _name_ways_on(fault, name)
+            raise
+
+
+def _name_ways_on(fault: MessageBusError, name: str) -> None:
+    """Add to an error that ends an open run how the run goes on, and how it is given up."""
+    if "--abandon" not in (text := str(fault)):
+        fault.args = (
+            f"{text}; the run of {name!r} stays open: the same command resumes it, --undo takes it back,"
+            " --abandon closes it as it stands",
+        )
 
 
 def locked(file: Path, what: str) -> AbstractContextManager[tuple[int, ...]]:

@@ -106,7 +106,11 @@ def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], N
     # The step after these may have run some of its commands, or none.
     begun = plan.steps[: len(complete) + 1]
     if final := [step.name for step in begun if step.is_final]:
-        raise PlanFailed("undo", f"there is no way back after {final[0]!r}; finish it instead")
+        raise PlanFailed(
+            "undo",
+            f"there is no way back after {final[0]!r}: the same command without --undo finishes it,"
+            " --abandon closes it as it stands",
+        )
     for step in reversed(begun):
         if step.undo_guard:
             _check_guard(step, step.undo_guard)

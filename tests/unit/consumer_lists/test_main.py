@@ -15,6 +15,7 @@ from consumer_lists import listfile
 from consumer_lists import push as pushing
 from inventory import shell
 from inventory.errors import CommandFailed
+from inventory.serving import FORCE
 from tests.support.agents_http import AgentsHttp
 
 INVENTORY = """
@@ -83,9 +84,9 @@ def run(*words: str) -> Result:
 def test_edits_and_their_generations(tmp_path: Path) -> None:
     for words, generation in (
         (("add", "a:5672", "--agent-port", "8081"), 8),
-        (("drain", "mb1:5672"), 9),
+        (("drain", "mb1:5672", FORCE), 9),
         (("ready", "mb1:5672"), 10),
-        (("remove", "mb2:5672"), 11),
+        (("remove", "mb2:5672", FORCE), 11),
     ):
         assert run(*words).output.startswith(f"generation {generation}, ")
     assert (tmp_path / "prod.txt").read_text() == (
@@ -99,8 +100,44 @@ def test_a_broker_is_named_by_its_name_or_its_address_and_told_by_both(tmp_path:
     added = run("add", "db7")
     assert added.output.startswith("generation 8, 3 brokers; changed db7 (a:5672), not pushed yet")
     assert "a:5672 agent=99" in (tmp_path / "prod.txt").read_text()
-    assert run("drain", "a:5672").output.startswith("generation 9, 3 brokers; changed db7 (a:5672)")
-    assert run("remove", "mb1").output.startswith("generation 10, 2 brokers; changed mb1:5672, ")
+    drained = run("drain", "a:5672", FORCE)
+    assert drained.output.startswith("generation 9, 3 brokers; changed db7 (a:5672)")
+    removed = run("remove", "mb1", FORCE)
+    assert removed.output.startswith("generation 10, 2 brokers; changed mb1:5672, ")
+
+
+@pytest.mark.parametrize("word", ["drain", "remove"])
+def test_the_last_broker_that_takes_publishes_leaves_no_list_unless_that_is_forced(
+    word: str, http: AgentsHttp, tmp_path: Path
+) -> None:
+    second = INVENTORY.partition("[[brokers]]")[2].replace("a:", "mb1:").replace('"a', '"mb1')
+    (tmp_path / "inventory.toml").write_text(f"serving_min = 1\n{INVENTORY}[[brokers]]{second}")
+    (tmp_path / "prod.txt").write_text("# cluster: prod\n# generation: 7\nmb1\na\n")
+    ready, held = '{"verdict": "ready"}', '{"verdict": "drain", "reason": "operators drain it"}'
+    for other in (held, None):
+        http.answers |= {"mb1:8081/health": ready}
+        http.answers |= {"a:8081/health": other} if other else {}
+        refused = run(word, "mb1")
+        assert refused.exit_code == 1
+        assert "mb1 (mb1:5672) is not taken out: 0 other brokers take publishes" in refused.stderr
+        assert f"do it all the same with {FORCE}" in refused.stderr
+        # One that takes none itself is no loss.
+        if other:
+            assert run(word, "a").exit_code == 0
+            (tmp_path / "prod.txt").write_text("# cluster: prod\n# generation: 7\nmb1\na\n")
+        http.answers.pop("a:8081/health", None)
+    http.answers["a:8081/health"] = ready
+    assert run(word, "mb1").exit_code == 0
+    if word == "drain":
+        assert "is not taken out" in run(word, "a").stderr
+        assert run(word, "a", FORCE).exit_code == 0
+
+
+def test_in_a_list_alone_one_broker_is_left_that_is_not_draining(tmp_path: Path) -> None:
+    path = str(tmp_path / "prod.txt")
+    assert run("--file", path, "drain", "mb1").exit_code == 0
+    assert "mb2:5672 is not taken out" in run("--file", path, "remove", "mb2").stderr
+    assert run("--file", path, "remove", "mb2", FORCE).exit_code == 0
 
 
 @pytest.mark.parametrize(("word", "meant"), [("db8", "db7"), ("a:5673", "a:5672"), ("zzz", "")])

@@ -13,11 +13,12 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from inventory.inventory import Inventory
+from inventory.serving import FORCE
 from lb import __main__ as command
-from lb import agents, runtime, view
+from lb import agents, fleet, runtime, view
 from lb.apply import Applied
 from lb.errors import BalancerUnreachable, NotReached
-from lb.fleet import Fleet
+from lb.fleet import BrokerStates, Fleet
 from lb.render import marker, render
 from lb.view import Shown
 from tests.support.balancer import PASSWORD, UP, inventory
@@ -91,7 +92,42 @@ def test_a_drain_prints_what_haproxy_shows(monkeypatch: pytest.MonkeyPatch) -> N
         return {"haproxy": UP}
 
     monkeypatch.setattr(agents, "drain", drain)
-    assert run("drain", "mb1").output.startswith("mb1 up sessions=1 weight=100")
+    assert run("drain", "mb1", FORCE).output.startswith("mb1 up sessions=1 weight=100")
+
+
+@pytest.mark.parametrize(
+    "words", [("drain",), ("drain", "--by-hand"), ("maint",), ("weight", "0")], ids=" ".join
+)
+def test_the_last_broker_that_takes_publishes_is_taken_out_by_no_order_unless_that_is_forced(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ordered: list[str] = []
+
+    def order(*said: object, **_: object) -> BrokerStates:
+        ordered.append(words[0])
+        return BrokerStates({}, {})
+
+    monkeypatch.setattr(agents, "drain", lambda *_, **__: order().shown)
+    for name in ("set_drain", "maint", "set_weight"):
+        monkeypatch.setattr(fleet, name, order)
+    word, *more = words
+    refused = run(word, "mb1", *more)
+    assert refused.exit_code == 1
+    assert "mb1 is not taken out: 0 other brokers take publishes, 1 must: mb2" in refused.stderr
+    assert f"do it all the same with {FORCE}" in refused.stderr
+    assert not ordered
+    assert run(word, "mb1", *more, FORCE).exit_code == 0
+    # One that takes none is no loss, and two are enough.
+    assert run(word, "mb2", *more).exit_code == 0
+    monkeypatch.setattr(runtime, "servers", lambda _socket: {"mb1": UP, "mb2": UP})
+    assert run(word, "mb1", *more).exit_code == 0
+    assert len(ordered) == 3
+
+    def silent(_socket: Path) -> None:
+        raise BalancerUnreachable("nobody on the socket")
+
+    monkeypatch.setattr(runtime, "servers", silent)
+    assert run(word, "mb1", *more).exit_code == 1
 
 
 def test_a_fault_is_one_line_and_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +150,7 @@ def test_a_silent_haproxy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_orders_by_hand_go_to_the_socket_and_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     orders: list[object] = []
-    shows = {"mb1": dataclasses.replace(UP, agent="L4TOUT")}
+    shows = {"mb1": dataclasses.replace(UP, agent="L4TOUT"), "mb2": UP}
 
     def change(name: str, **what: object) -> None:
         orders.append(what)

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from inventory import shell
+from inventory.errors import TooFewServe
 from inventory.inventory import Inventory, parse
+from inventory.serving import FORCE
 from ops.__main__ import main
-from ops.mirror import commands
+from ops.cluster import checks
+from ops.mirror import commands, storage_cli
 from ops.mirror import disks as playbooks
 from ops.mirror.files import PROGRAMS, authorized_line, files, partner, proof_of_death
 from ops.run.plan import Blocked
@@ -246,6 +249,27 @@ def test_a_failback_wants_a_whole_mirror(
     assert "only a whole mirror is moved; db1 says SyncSource" in capsys.readouterr().err
     assert storage(two_hosts, monkeypatch, "06 A", "06 B", "failback", "mb1", "--dry-run") == 0
     assert "ssh db2 'drbdadm primary mb1'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["stop", "failback"])
+def test_the_last_broker_that_takes_publishes_is_not_stopped_unless_that_is_forced(
+    word: str,
+    two_hosts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(_view: object, name: str) -> None:
+        raise TooFewServe(f"{name} is not taken out")
+
+    monkeypatch.setattr(checks, "refuse_last", refuse)
+    monkeypatch.setattr(storage_cli, "has_agent", lambda *_: True)
+    here = (two_hosts, monkeypatch, "06 A", "06 B", word, "mb1")
+    assert storage(*here, "--dry-run") == 0
+    assert "would stop now: mb1 is not taken out" in capsys.readouterr().out
+    assert storage(*here, "--dry-run", FORCE) == 0
+    assert "is not taken out" not in capsys.readouterr().out
+    assert storage(*here, "--yes") == 1
+    assert capsys.readouterr().err == "ops: mb1 is not taken out\n"
 
 
 def test_the_inventory_is_told_where_a_broker_is(two_hosts: Path) -> None:

@@ -90,7 +90,9 @@ def test_the_agent_holds_publishers_back_or_lets_them_in(
     assert full[-2].endswith(f"-m consumer_lists --inventory {mirrored} push")
     assert f"here: {sys.executable} -m lb --inventory {mirrored} ready mb1" in full
     held = ran(failover(mirrored_view, agent=True, consume_only=True))
-    assert f"here: {sys.executable} -m ops hold mb1 --inventory {mirrored}" in held
+    assert (
+        f"here: {sys.executable} -m ops hold mb1 --below-serving-min --inventory {mirrored}" in held
+    )
     assert not any(line.endswith("ready mb1") for line in held)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ops.cluster import checks
+from ops.cluster.members import NOBODY
 from ops.cluster.view import View
 from ops.commands.supervise import LocalNodes, SystemdNodes
 from ops.local import files, secrets
@@ -16,6 +18,7 @@ from ops.playbooks import add, rejoin, remove
 from ops.playbooks.add import Target
 from ops.playbooks.remove import Drain
 from ops.run.plan import Command, Plan
+from tests.support.fake_view import view_of
 
 FILE = Path("/c/inventory.toml")
 ADDED = Target(name="mb4", address="127.0.0.14:5672", agent_port=8081)
@@ -274,6 +277,28 @@ def test_nobody_is_connected_when_a_broker_stops() -> None:
         "send publishers to mb1",
     ]
     assert sorted(order, key=names.index) == order
+
+
+def test_a_broker_that_was_put_back_on_the_list_meanwhile_stops_the_run_at_once() -> None:
+    listed = {"127.0.0.11:5672"}
+    steps = {
+        step.name: step
+        for step in remove.released(
+            TARGETS[0],
+            view_of(listed=SimpleNamespace(names=listed), absent=NOBODY, file=FILE),
+            Drain(statistics_s=1.5),
+        )
+    }
+    for waits in (
+        "wait for the clients to let go of mb1",
+        "hang up on the clients that are left on mb1",
+    ):
+        guard = steps[waits].guard
+        assert guard
+        assert "the list names mb1 again: `python -m consumer_lists remove mb1`" in guard()
+        listed.clear()
+        assert guard() == ""
+        listed.add("127.0.0.11:5672")
 
 
 def test_step_names_are_unique_so_that_a_journal_can_tell_them_apart() -> None:

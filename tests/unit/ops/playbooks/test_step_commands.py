@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from inventory.serving import FORCE
 from messagebus.tools.moving import MessagesMoved
 from ops.__main__ import main
 from ops.cluster.agents import Agents
+from ops.cluster.balancers import Balancers
 from ops.cluster.brokers import Brokers
 from ops.cluster.management import Queue
 from ops.errors import OpsError
 from ops.local import files, secrets
 from ops.local.layout import Layout
+from ops.playbooks import step_commands
 from ops.playbooks.inventory_text import broker_table, with_broker, with_value, without_broker
 
 TEXT = """\
@@ -104,6 +107,46 @@ def test_nothing_is_moved_to_a_broker_that_takes_no_publishes(
     told["mb3"] = "memory alarm"
     assert main(["move", "mb1", "--inventory", str(inventory)]) == 1
     assert capsys.readouterr().err.endswith(": no other broker takes publishes\n")
+
+
+def test_publishers_are_not_held_back_from_the_last_broker_that_takes_them_unless_that_is_forced(
+    cluster: tuple[Path, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    inventory, told = cluster
+    told |= {"mb1": "", "mb2": "held", "mb3": "held"}
+    held: list[str] = []
+    monkeypatch.setattr(step_commands, "set_draining", lambda _i, n, **_: held.append(n.name))
+    sent = {"lb": frozenset({"mb1", "mb2", "mb3"})}
+    monkeypatch.setattr(Balancers, "sending", lambda _self: sent)
+    where = ["--inventory", str(inventory)]
+    assert main(["hold", "mb1", *where]) == 1
+    said = capsys.readouterr().err
+    assert "mb1 is not taken out: 0 other brokers take publishes, 1 must: mb2: held" in said
+    assert "mb4: lb sends no publishers there" in said
+    assert held == []
+    assert main(["hold", "mb1", FORCE, *where]) == 0
+    # One that takes none itself is no loss, and one that is on no list yet.
+    assert main(["hold", "mb2", *where]) == 0
+    listed = inventory.parent / "consumer_lists" / "local.txt"
+    listed.write_text(listed.read_text().replace("127.0.0.11:5672\n", ""))
+    assert main(["hold", "mb1", *where]) == 0
+    assert held == ["mb1", "mb2", "mb1"]
+
+
+@pytest.mark.parametrize("words", [["remove"], ["upgrade"], ["restart"]], ids=str)
+def test_a_broker_off_the_list_is_refused_with_the_way_back(
+    words: list[str], cluster: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inventory, told = cluster
+    told["mb1"] = ""
+    listed = inventory.parent / "consumer_lists" / "local.txt"
+    listed.write_text(listed.read_text().replace("127.0.0.12:5672\n", ""))
+    assert main([*words, "mb2", "--yes", "--inventory", str(inventory)]) == 2
+    said = capsys.readouterr().err
+    assert "mb2 is off the list" in said
+    assert "`python -m ops add mb2`" in said
 
 
 @pytest.fixture

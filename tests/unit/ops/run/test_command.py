@@ -17,6 +17,7 @@ from paramiko.ssh_exception import SSHException
 
 from inventory import shell
 from inventory.errors import CommandFailed
+from messagebus.errors import ConfigError, MessageBusError
 from ops.__main__ import main
 from ops.errors import LockHeld, NoAnswer, OpsError, PlanFailed, RunOpen
 from ops.local import files
@@ -208,6 +209,41 @@ def test_an_open_run_on_another_broker_is_told(
     with opened(go(tmp_path), "add mb4", ["mb4"]) as journal:
         assert not journal.is_resumed
     assert "note: 'remove mb2' is not finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        PlanFailed("hang up on the clients that are left on mb2", "1 connection of clients"),
+        OpsError("the agent of mb2 is that of another"),
+        ConfigError("no broker 'mb2' in the inventory"),
+        NoAnswer("agent of mb3 does not answer"),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_every_error_that_leaves_a_run_open_names_how_it_goes_on_and_how_it_is_given_up(
+    tmp_path: Path, fault: MessageBusError
+) -> None:
+    began(tmp_path)
+    with pytest.raises(type(fault)) as said, opened(go(tmp_path), "remove mb2", ["mb2"]):
+        raise fault
+    for way in ("the same command resumes it", "--undo", "--abandon"):
+        assert way in str(said.value)
+    with pytest.raises(OpsError) as said, opened(go(tmp_path), "add mb4", ["mb4"]):
+        raise OpsError("nothing was begun")
+    assert str(said.value) == "nothing was begun"
+
+
+def test_a_run_that_cannot_be_taken_back_names_how_it_goes_on_and_how_it_is_given_up(
+    tmp_path: Path,
+) -> None:
+    began(tmp_path)
+    final = Plan(name="remove mb2", steps=(Step(name="true", is_final=True),))
+    with (
+        opened(go(tmp_path), "remove mb2", ["mb2"]) as journal,
+        pytest.raises(PlanFailed, match=r"no way back.*without --undo finishes it.*--abandon"),
+    ):
+        carry(final, journal, go(tmp_path, undo=True), {})
 
 
 def test_an_open_run_is_closed_as_it_stands(tmp_path: Path) -> None:
