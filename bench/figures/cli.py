@@ -21,6 +21,8 @@ from bench.figures.client import confirm_gaps, mesh, speed
 from bench.figures.figure import Figure, figures_table
 from bench.figures.full_speed import group
 from bench.figures.groups import BEHIND_HAPROXY, DEFAULT_REPEAT, Clusters, Group, Setup
+from bench.figures.reach import client as reach_client
+from bench.figures.reach import simulated, sixteen, topology
 from bench.figures.results import check_keeping, counted_now, keep, update
 from bench.harness.loop import best_loop
 from messagebus.terminal import duration
@@ -37,6 +39,10 @@ GROUPS = (
     *feature_costs.GROUPS,
     gateway.GROUP,
     audit.GROUP,
+    simulated.GROUP,
+    reach_client.GROUP,
+    sixteen.GROUP,
+    topology.GROUP,
     confirm_gaps.GROUP,
     playbooks.GROUP,
     playbooks.FAILOVER,
@@ -83,7 +89,8 @@ def figures(
 
     GROUPS are names, such as client.publish, or their common beginnings: client (publish, consume, batch,
     threads, handlers, redundant, mesh, gap), feature (order, dedup, spool, outbox,
-    replay, recorder), gateway, measure (audit), ops (playbooks, failover).
+    replay, recorder), gateway, measure (audit), reach (simulated, client, sixteen, topology), ops (playbooks,
+    failover).
 
     Prints a table, and writes the samples of each group into out/figures. Other load of the machine affects
     the figures: their source has the load before. Exit code 7: a goal was not met.

@@ -28,6 +28,11 @@ from hashlib import blake2b
 
 from messagebus.core.route import ABSENCES_A_STEP, REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
 
+# A port that refuses is dialled often, since its broker may be booting. Each broker that is away at the same
+# time makes the first wait for each of them longer by this: so a consumer makes 33 such dials a second. With
+# 100 dead brokers of 1,000 it made more than 1,000 (`reach.simulated`).
+ABSENT_FIRST_MS = 40
+
 
 @dataclass(frozen=True, slots=True)
 class Dial:
@@ -59,6 +64,9 @@ class State(enum.Enum):
     DIALING = "dialing"
     OPEN = "open"
     DRAINING = "draining"
+
+
+AWAY = (State.WAITING, State.DIALING)
 
 
 @dataclass(slots=True)
@@ -96,8 +104,7 @@ class Membership:
     @property
     def untried(self) -> bool:
         """True while a listed broker was neither attached to nor dialled in vain since it was listed."""
-        new = (State.WAITING, State.DIALING)
-        return any(m.state in new and not m.failures + m.refusals for m in self._members.values())
+        return any(m.state in AWAY and not m.failures + m.refusals for m in self._members.values())
 
     def refresh(self, listed: Iterable[str], now_ms: int) -> list[Action]:
         """Apply a new list. A broker outside the subset counts as not listed."""
@@ -173,8 +180,12 @@ class Membership:
         else:
             lasted = member.state is not State.DIALING and now_ms - member.dialed_ms >= self._max_ms
             member.failures = 1 if lasted else member.failures + 1
-            steps = 1 + member.failures // ABSENCES_A_STEP if absent else member.failures
-            wait_ms = backoff_ms(steps, first_ms=self._first_ms, max_ms=self._max_ms, share=share)
+            steps, first_ms = member.failures, self._first_ms
+            if absent:
+                steps = 1 + member.failures // ABSENCES_A_STEP
+                away = sum(each.state in AWAY for each in self._members.values())
+                first_ms = max(first_ms, ABSENT_FIRST_MS * away)
+            wait_ms = backoff_ms(steps, first_ms=first_ms, max_ms=self._max_ms, share=share)
         member.state, member.due_ms = State.WAITING, now_ms + wait_ms
 
     def drained(self, broker: str, now_ms: int) -> list[Action]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from messagebus.core.membership import (
+    ABSENT_FIRST_MS,
     Dial,
     Drain,
     HangUp,
@@ -76,6 +77,25 @@ def test_a_broker_that_boots_is_dialled_soon_and_one_that_stays_away_seldom() ->
     assert all(wait_ms <= max(FIRST_MS, at_ms // 7) for at_ms, wait_ms in waits.items())
     assert len(waits) < 110
     assert waits[max(waits)] == MAX_MS
+
+
+@pytest.mark.parametrize("dead", [1, 2, 100, 1_000])
+def test_many_absent_brokers_together_are_dialled_no_more_often_than_a_few(dead: int) -> None:
+    away = [f"mb{number}:5672" for number in range(dead)]
+    made = members(*away, "alive:5672")
+    for broker in away:
+        made.lost(broker, 0, 0.5)
+    dials, now_ms = Counter[int](), 0
+    while (due_ms := made.next_due_ms()) is not None and due_ms < 10_000:
+        now_ms = max(now_ms, due_ms)
+        for action in made.tick(now_ms):
+            assert isinstance(action, Dial)
+            dials[now_ms // 1_000] += 1
+            made.lost(action.broker, now_ms, 0.5, absent=True)
+    # Beside the one dial by which each is found to be absent. No wait is above 5 s.
+    assert dials[0] <= dead + 1_000 * 4 // (3 * ABSENT_FIRST_MS)
+    assert sum(dials[second] for second in range(1, 10)) <= max(9 * 34, 2.7 * dead)
+    assert sum(dials.values()) > dead, "each is tried again"
 
 
 def test_a_refused_login_is_tried_again_slowly_and_ever_slower() -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from messagebus._io.amqp.control import Control, mismatch_text
 from messagebus.clock import wall_ms
@@ -44,6 +44,8 @@ from messagebus.services.agent.web.metrics import Figure
 from messagebus.topology import Declarations
 
 log = logging.getLogger("messagebus.agent")
+
+T = TypeVar("T")
 
 # Wait until the broker has cancelled the consumers of a queue that vanished. A consumer that finds a queue
 # of the same name instead is attached to it silently, counts its messages as seen, and gets none
@@ -123,8 +125,7 @@ class Reconciler:
         taken = {name: entry for name, entry in entries.items() if not self.refusals.rests(entry)}
         declared = await self._carry_out(control, taken)
         await self._settle(control, declared)
-        for each in declared:
-            await control.bind(each)
+        await all_of(control.bind(each) for each in declared)
         await self._lead_mqtt(control, taken)
         applied = self._applied
         applied.entries = {name: e for name, e in taken.items() if name not in applied.vanished}
@@ -155,17 +156,17 @@ class Reconciler:
         if not self._gate.is_open and any(isinstance(step, DeleteQueue) for step in steps):
             # RabbitMQ 3.10 makes no quorum queues any more when one is deleted while its boot starts it.
             await self.need_leaders()
-        declared = list[Declarations]()
         for step in steps:
             if not isinstance(step, Declare):
                 await self._perform(control, step)
-            elif not await self._declare(control, step):
-                del taken[step.entry.wanted]
-            else:
+        wanted = [step for step in steps if isinstance(step, Declare)]
+        is_there = await all_of(self._declare(control, step, lost) for step in wanted)
+        declared = list[Declarations]()
+        for step, has in zip(wanted, is_there, strict=True):
+            if has:
                 declared.append(step.declarations)
-                if step.entry.wanted in lost:
-                    # Publishes go on without it. From now on its messages are lost only by a kill.
-                    await control.bind(step.declarations)
+            else:
+                del taken[step.entry.wanted]
         return declared
 
     async def _births_for(
@@ -206,13 +207,13 @@ class Reconciler:
                 await control.bind(declarations, "unbind")
                 log.info("sealed segment=%s", declarations.bindings[0].queue)
 
-    async def _declare(self, control: Control, step: Declare) -> bool:
-        """Declare an entry. A first refusal raises and costs the link; a later one returns False."""
+    async def _declare(self, control: Control, step: Declare, lost: Collection[str]) -> bool:
+        """Declare an entry. Returns False when the broker refuses it. lost: names of vanished entries."""
         name = step.entry.wanted
         again = name in self.refusals
         self._deletions.declaring(step.declarations, wall_ms())
         try:
-            await control.declare(step.declarations, aside=again)
+            await control.declare(step.declarations)
         except ChannelRefused as refused:
             reason = mismatch_text(refused.reason)
             self.refusals.refused(step.entry, reason)
@@ -220,11 +221,13 @@ class Reconciler:
                 log.warning(
                     "declaration refused wanted=%s reason=%s docs=%s", name, reason, refused.docs
                 )
-                raise
             return False
         self.refusals.taken(name)
         for queue in step.declarations.queues:
             self._applied.declared(queue.name, step.entry.number)
+        if name in lost:
+            # Publishes go on without it. From now on its messages are lost only by a kill.
+            await control.bind(step.declarations)
         return True
 
     async def _settle(self, control: Control, declared: Iterable[Declarations]) -> None:
@@ -260,7 +263,7 @@ class Reconciler:
     ) -> bool:
         """Bind a topic to MQTT's exchange, or unbind it. Returns False when the broker refuses."""
         try:
-            await control.bind(way, verb, aside=True)
+            await control.bind(way, verb)
         except ChannelRefused as refused:
             if verb == "unbind" and refused.code == NOT_FOUND:
                 return True
@@ -297,3 +300,14 @@ class Reconciler:
             replace(wanted, bindings=tuple(b for b in wanted.bindings if b.queue in there))
         )
         return True
+
+
+async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results of all, in order; when all have ended, raise the first exception of any."""
+    ended = await asyncio.gather(*works, return_exceptions=True)
+    results = list[T]()
+    for each in ended:
+        if isinstance(each, BaseException):
+            raise each
+        results.append(each)
+    return results

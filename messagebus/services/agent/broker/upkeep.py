@@ -89,6 +89,7 @@ class Upkeep:
         self._on_new_life = on_new_life
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._bringing: set[asyncio.Task[None]] = set()
         self.link = OwnLink(config)
         self.applied = Applied(register, on_report)
         self.partitions = Partitions(
@@ -199,11 +200,7 @@ class Upkeep:
         try:
             control = self.link.control
             async with asyncio.timeout(LINK_WAIT_S):
-                differing = [
-                    await mismatch_on(control, self._management, declarations(each))
-                    for each in wanted
-                ]
-            return "; ".join(text for text in differing if text)
+                return await mismatch_on(control, self._management, map(declarations, wanted))
         except (LinkError, TimeoutError) as fault:
             log.info("queues not read broker=%s reason=%s", self._broker, fault)
         return ""
@@ -252,8 +249,21 @@ class Upkeep:
     async def bring_about(self) -> None:
         """Apply the map to the broker, settle it, and open the gate when it may.
 
+        It goes on when its caller gives up: what was half done would be begun anew for the next one, for ever
+        where a large change takes longer than anybody waits.
         Raises LinkError, NotBroughtAbout or ManagementUnavailable; `run` tries again.
         """
+        work = asyncio.create_task(self._bring_about())
+        self._bringing.add(work)
+        work.add_done_callback(self._brought)
+        await asyncio.shield(work)
+
+    def _brought(self, work: asyncio.Task[None]) -> None:
+        self._bringing.discard(work)
+        if not work.cancelled():
+            work.exception()  # its caller may have given up; `_keep` finds out the same
+
+    async def _bring_about(self) -> None:
         async with self._lock:
             control = self.link.control
             for _ in range(BRING_ROUNDS):

@@ -6,6 +6,7 @@ report of held entries and losses is written, not synced.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ log = logging.getLogger("messagebus.agent")
 MAP_FILE = "topology.json"
 DRAIN_FILE = "draining"
 REPORT_FILE = "report.json"
+# Names whose validity is remembered: all agents have one map, and to check 1,000 names takes 8 ms.
+NAMES_CHECKED_MAX = 1 << 16
 
 
 def genesis(state_dir: str | Path) -> bool:
@@ -115,8 +118,17 @@ def entry_from_json(value: Any) -> Entry:
         if type(value.get(key)) is not kind:
             raise ValueError(f"entry: {key} must be {kind.__name__}")
     options = {key: value[key] for key in sorted(OPTION_KINDS) if key in value}
-    with_options(value["wanted"], options)
+    if options:
+        with_options(value["wanted"], options)
+    else:
+        _check(value["wanted"])
     return Entry(**{key: value[key] for key in kinds}, options=tuple(options.items()))
+
+
+@functools.lru_cache(NAMES_CHECKED_MAX)
+def _check(name: str) -> None:
+    """Raise ValueError unless the name can be wanted."""
+    with_options(name, {})
 
 
 def snapshot_from_json(value: Any) -> Snapshot:

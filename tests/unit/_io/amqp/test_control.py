@@ -10,7 +10,14 @@ import pytest
 
 from messagebus._io.amqp import control as module
 from messagebus._io.amqp import link as link_module
-from messagebus._io.amqp.control import Control, Right, mismatch_text, node_is_gone, rights_of
+from messagebus._io.amqp.control import (
+    LANES,
+    Control,
+    Right,
+    mismatch_text,
+    node_is_gone,
+    rights_of,
+)
 from messagebus._io.amqp.link import Credentials
 from messagebus.broker import Broker
 from messagebus.destination import Subscription, Topic
@@ -45,6 +52,8 @@ class FakeLink:
         self.published: list[tuple[str, str, bytes]] = []
         self.dialled: list[FakeLink] = []
         self.closed = False
+        self.connection = SimpleNamespace(params=SimpleNamespace(channel_max=100))
+        self.lanes: list[FakeLink] = []
 
     async def call(self, method: str, **arguments: Any) -> Any:
         self.aside.append(False)
@@ -57,11 +66,13 @@ class FakeLink:
     async def _call(self, method: str, arguments: Any) -> Any:
         if self.hangs:
             await asyncio.Event().wait()
+        await asyncio.sleep(0)
         name = str(next((arguments[k] for k in NAMES if arguments.get(k)), ""))
         passive = "?" if arguments.get("passive") else ""
         self.calls.append((method + passive, name))
         code = self.refused.get((method + passive, name)) or self.refused.get((method, name))
         if code:
+            self.is_open = False
             raise ChannelRefused("a:5672", code, self.text)
         return SimpleNamespace(
             queue=name or "amq.gen-1", message_count=self.messages, consumer_count=1
@@ -82,6 +93,11 @@ class FakeLink:
         self.dialled.append(other := FakeLink())
         other.confirms = self.confirms
         return other
+
+    async def open_channel(self) -> FakeLink:
+        self.lanes.append(lane := FakeLink())
+        lane.calls, lane.refused, lane.hangs = self.calls, self.refused, self.hangs
+        return lane
 
     async def close(self) -> None:
         self.closed = True
@@ -112,12 +128,35 @@ async def test_declaring_binds_nothing_yet(control: Control, link: FakeLink) -> 
     assert link.calls == BOUND
 
 
-async def test_what_was_refused_before_is_declared_aside(control: Control, link: FakeLink) -> None:
+async def test_many_declarations_are_under_way_at_once_on_few_channels(
+    control: Control, link: FakeLink
+) -> None:
+    await asyncio.gather(*(control.declare(WANTED) for _ in range(20)))
+    assert len(link.lanes) == LANES
+    assert len(link.calls) == 20 * 3
+    assert not link.aside, "the link's own channel is free for all else"
+
+
+async def test_a_refused_declaration_leaves_the_link_and_costs_its_channel(
+    control: Control, link: FakeLink
+) -> None:
+    link.refused = {("queue_declare", "mb.park/orders/a"): 406}
+    with pytest.raises(ChannelRefused):
+        await control.declare(WANTED)
+    assert link.is_open
+    link.refused.clear()
     await control.declare(WANTED)
+    assert len(link.lanes) == 2
+
+
+async def test_where_a_broker_allows_one_channel_everything_is_on_it(
+    control: Control, link: FakeLink
+) -> None:
+    link.connection.params.channel_max = 1
+    await control.declare(WANTED)
+    await control.bind(WANTED)
+    assert not link.lanes
     assert set(link.aside) == {False}
-    link.aside.clear()
-    await control.declare(WANTED, aside=True)
-    assert set(link.aside) == {True}
 
 
 async def test_looking_for_a_mismatch_makes_nothing(control: Control, link: FakeLink) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from messagebus.services.agent.broker import recovery as module
 from messagebus.services.agent.broker.losses import (
+    AUDITED_MAX,
     LOSSES_KEPT,
     NAMES_KEPT,
     AuditRounds,
@@ -197,6 +198,13 @@ def test_while_events_are_proven_the_audit_goes_round_in_steps() -> None:
     assert rounds.next(names, events_proven=False) == names
     seen = [name for _ in range(9) for name in rounds.next(names, events_proven=True)]
     assert seen == names
+
+
+def test_an_audit_of_many_names_costs_no_more_at_once_than_one_of_a_few() -> None:
+    rounds, names = AuditRounds(), [f"t{number:04}" for number in range(1_000)]
+    steps = [rounds.next(names, events_proven=True) for _ in range(1_000 // AUDITED_MAX)]
+    assert {len(step) for step in steps} == {AUDITED_MAX}
+    assert [name for step in steps for name in step] == names
 
 
 def test_names_that_come_and_go_are_not_kept_for_ever() -> None:

@@ -45,7 +45,7 @@ class FakeBroker:
     refusal: str = (
         "406 inequivalent arg 'x' for exchange 'e' in vhost '/': received 1 but current is 2"
     )
-    refusals: list[bool] = field(default_factory=list)  # aside?
+    refused: int = 0
     in_use: dict[str, int] = field(default_factory=dict)
     events: bool = True
     links: list[FakeControl] = field(default_factory=list)
@@ -97,12 +97,10 @@ class FakeControl:
         if not self.is_open:
             raise LinkLost(ME, "hung up")
 
-    async def declare(self, wanted: Declarations, *, aside: bool = False) -> None:
+    async def declare(self, wanted: Declarations) -> None:
         self._check()
         if any(queue.name == self.broker.refuses for queue in wanted.queues):
-            self.broker.refusals.append(aside)
-            if not aside:
-                self.abort()
+            self.broker.refused += 1
             raise ChannelRefused(ME, 406, self.broker.refusal)
         self.broker.exchanges |= {exchange.name for exchange in wanted.exchanges}
         for queue in wanted.queues:
@@ -589,7 +587,7 @@ async def test_a_queue_that_exists_otherwise_keeps_no_gate_shut_and_drains_nobod
     rig.want(entry("queue:bad"), entry("queue:good", 2))
     rig.broker.is_up = True
     if not is_there:
-        await rig.until(lambda: len(rig.broker.refusals) > 3)
+        await rig.until(lambda: rig.broker.refused > 3)
         assert not rig.broker.gate
         return
     await rig.until(lambda: rig.broker.gate)
@@ -739,22 +737,43 @@ async def test_classic_queues_need_no_settling(rig: Rig) -> None:
     assert rig.settler.calls == before
 
 
-async def test_a_second_refusal_costs_no_link_and_hinders_no_registration(
+async def test_a_refusal_costs_no_link_and_hinders_no_registration(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refusals, "REFUSED_RETRY_S", 0.01)
     await rig.settled()
+    links = len(rig.broker.links)
     rig.broker.refuses = "mb.queue/bad"
     rig.want(entry("queue:bad"))
-    await rig.until(lambda: len(rig.broker.refusals) > 3)
-    assert rig.broker.refusals[:3] == [False, True, True]
-    links = len(rig.broker.links)
+    await rig.until(lambda: rig.broker.refused > 3)
     rig.want(entry("queue:good", 2))
     assert (await rig.answering.answer(["queue:good"])).answer is Answer.HELD
     assert (await rig.answering.answer(["queue:bad"])).answer is Answer.NO
     assert len(rig.broker.links) == links
     rig.broker.refuses = ""
     await rig.settled()
+
+
+async def test_a_change_that_takes_longer_than_its_caller_waits_is_not_begun_anew(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.settled()
+    ended, settles = asyncio.Event(), list[str]()
+
+    async def names_synced() -> bool:
+        settles.append("begun")
+        await ended.wait()
+        return True
+
+    monkeypatch.setattr(rig.settler, "names_synced", names_synced)
+    rig.register.receive(Snapshot(intact=True, entries=(entry("orders/a"),)))
+    for _caller in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await rig.upkeep.bring_about()
+    ended.set()
+    await rig.settled()
+    assert settles == ["begun"]
 
 
 async def test_what_exists_otherwise_is_looked_for(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.figures.reach.virtual_time import VirtualLoop
 from messagebus.broker import Broker, ListedBroker
 from messagebus.errors import ConfigError, NameInvalid
 from messagebus.secret import Secret
@@ -85,6 +87,24 @@ async def test_whoever_does_not_answer_is_left_out() -> None:
         return whole_map("c")
 
     assert set(await peers(answer).pull(LISTED)) == {"c:5672"}
+
+
+def test_a_thousand_peers_all_answer_although_one_agent_cannot_ask_them_in_one_deadline() -> None:
+    async def ask() -> int:
+        processor = asyncio.Lock()
+
+        async def answer(request: httpx.Request) -> httpx.Response:
+            async with processor:
+                await asyncio.sleep(0.002)
+            answered = whole_map(request.url.host)
+            return proven(request, answered, broker=f"{request.url.host}:5672")
+
+        listed = [ListedBroker(broker=Broker(f"mb{n}"), agent_port=8081) for n in range(1_000)]
+        ours = Peers("a:5672", httpx.MockTransport(answer), token=lambda: Secret("operators"))
+        return len(await ours.pull(listed))
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(ask()) == 1_000
 
 
 async def test_an_unchanged_map_is_not_sent_again() -> None:

@@ -1,0 +1,1 @@
+"""Figures of a bus that grows: more brokers, subscriptions and clients."""

@@ -1,0 +1,138 @@
+"""A bus of 3, 16, 64 and 1,000 brokers in virtual time: see `bench.figures.reach.simulation`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bench.figures.figure import Figure, Maker, at_most
+from bench.figures.groups import Group, Setup, repeat_command
+from bench.figures.reach.simulation import Simulation, Size
+from bench.figures.reach.virtual_time import VirtualLoop
+
+NAME = "reach.simulated"
+# A tenth of the brokers die; so many seconds of dials are counted, then they are back.
+DEAD_PART, DIALS_S = 0.1, 10
+REST_S, MESSAGES_S = 10, 10
+# Id -> size. The mesh of 1,000 is what a bus without shares of the brokers would be.
+SIZES = {
+    "3": Size(3, 50, 5, 10_000),
+    "16": Size(16, 200, 20, 50_000),
+    "64": Size(64, 500, 20, 200_000),
+    "1000": Size(1_000, 10_000, 100, 1_000_000, cover=3),
+    "1000_mesh": Size(1_000, 10_000, 100, 1_000_000),
+}
+GOAL_SPREAD_MS, GOAL_DIALS = 1_000.0, 40.0
+
+
+def simulated_figures(setup: Setup) -> Iterator[Figure]:
+    for id, size in SIZES.items():
+        if setup.quick and size.brokers > 100:
+            size = replace(size, brokers=100, consumers=1_000, subscriptions=10)
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            found = runner.run(_figures(id, size))
+        setup.say(f"{size.brokers} brokers, {size.consumers} consumers: simulated")
+        yield from found
+
+
+def name_of(size: Size) -> str:
+    share = f", cover={size.cover}" if size.cover else ""
+    return (
+        f"{size.brokers:,} brokers, {size.consumers:,} consumers of {size.subscriptions} "
+        f"subscriptions, {size.rate:,.0f} messages/s{share}"
+    )
+
+
+async def _figures(id: str, size: Size) -> list[Figure]:
+    make, name, bus = Maker(f"{NAME}.{id}", repeat_command(NAME)), name_of(size), Simulation(size)
+    loop = asyncio.get_running_loop()
+    spread_ms = await bus.spread()
+    await asyncio.sleep(2.0)
+    links, got = bus.links(), bus.messages(MESSAGES_S)
+    from_s = int(loop.time()) + 1
+    await asyncio.sleep(from_s - loop.time())
+    bus.kill(DEAD_PART)
+    await asyncio.sleep(DIALS_S)
+    dials, later = bus.dials(from_s, DIALS_S), bus.messages(MESSAGES_S)
+    back_ms = await bus.back()
+    agents = bus.agents()
+    rest = await agents.rest(REST_S)
+    change, change_ms = await agents.change([f"orders/s{number}" for number in range(10)])
+    dead = f"{len(bus.was_dead)} of them killed"
+    a_consumer = max(dials) / size.group
+    return [
+        make(
+            "spread_ms",
+            f"{name}: from a new list at the agents until the last consumer has it",
+            spread_ms,
+            "ms",
+            (at_most, GOAL_SPREAD_MS),
+        ),
+        make("links", f"{name}: most links of a consumer", max(links), "links"),
+        make(
+            "broker_links",
+            f"{name}: links of consumers to a broker, mean",
+            sum(links) * size.subscriptions / size.brokers,
+            "links",
+        ),
+        make(
+            "busiest", f"{name}: messages of the busiest consumer, to the mean", ratio(got), "times"
+        ),
+        make(
+            "busiest_after",
+            f"{name}, {dead}: messages of the busiest consumer, to the mean",
+            ratio(later),
+            "times",
+        ),
+        make(
+            "dials",
+            f"{name}, {dead}: dials of a consumer in the second with the most",
+            a_consumer,
+            "dials/s",
+            (at_most, GOAL_DIALS),
+        ),
+        make(
+            "dials_10s",
+            f"{name}, {dead}: dials of a consumer in the first {DIALS_S} s",
+            sum(dials) / size.group,
+            "dials",
+        ),
+        make(
+            "back_ms",
+            f"{name}, {dead} and back after {DIALS_S} s: until every consumer is attached",
+            back_ms,
+            "ms",
+        ),
+        make(
+            "agent_requests",
+            f"{name}: requests of other agents to an agent at rest",
+            rest.requests / REST_S / size.brokers,
+            "requests/s",
+        ),
+        make(
+            "change_requests",
+            f"{name}: requests between agents for ten new subscriptions",
+            change.requests,
+            "requests",
+        ),
+        make(
+            "change_kb",
+            f"{name}: bytes between agents for ten new subscriptions",
+            change.bytes / 1e3,
+            "KB",
+        ),
+        make(
+            "change_ms",
+            f"{name}: time of ten new subscriptions, if an agent answers in 1 ms",
+            change_ms,
+            "ms",
+        ),
+    ]
+
+
+def ratio(got: list[int]) -> float:
+    return max(got) / (sum(got) / len(got))
+
+
+GROUP = Group(NAME, 0, "no process: agents and consumers in virtual time", simulated_figures)

@@ -1,0 +1,361 @@
+"""A bus of any size in virtual time: the decisions of real agents and consumers, over simulated lines.
+
+Agents are `Topology` with its `Register`, as the service has them; only HTTP, disk and broker are replaced.
+Consumers are `Membership` with its `Subset`, and the one timer that the library arms for it. What a line or a
+login takes is in `Lines`. Consumers of one subscription depend on nothing of another one, and agents that
+only answer do nothing else: so one subscription and `AGENTS_MAX` agents are simulated, and totals are
+multiples of theirs.
+"""
+
+# A message goes to any broker (HAProxy), and there to the consumers of the subscription in turn:
+#
+#   Poisson arrivals ─▶ broker ─▶ one of its attached consumers          `Simulation.messages`
+#   list ─▶ agents, which look every 200 ms ─▶ consumers that wait there ─▶ `Membership.refresh` ─▶ dials
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from bench.figures.reach.virtual_time import VirtualLoop
+from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.core.membership import Action, Dial, Membership, State, Subset
+from messagebus.services.agent.consumer_list import LOOK_INTERVAL_S
+from messagebus.services.agent.topology.agreement import Topology
+from messagebus.services.agent.topology.peers import CONNECTIONS_MAX, PeerAnswer
+from messagebus.services.agent.topology.register import (
+    Answer,
+    Entry,
+    Register,
+    Reply,
+    Snapshot,
+)
+from messagebus.services.agent.topology.store import snapshot_to_json
+
+AGENTS_MAX = 20
+REDIAL_FIRST_MS = 50
+LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The times of lines, in ms. refused: until a port refuses. login: until a link is open."""
+
+    answer_ms: float = 1.0
+    refused_ms: float = 1.0
+    login_ms: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A bus. consumers: of all subscriptions, which have as many each. cover: 0 for a full mesh.
+
+    rate: messages a second into the bus, each for one subscription. entries: subscriptions and topics of the
+    map.
+    """
+
+    brokers: int
+    consumers: int
+    subscriptions: int
+    rate: float
+    cover: int = 0
+
+    @property
+    def group(self) -> int:
+        """The consumers of one subscription."""
+        return self.consumers // self.subscriptions
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Requests of the agents to each other, and the bytes of their bodies."""
+
+    requests: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Consumer:
+    """One consumer. open: its links. dials: made in each second."""
+
+    members: Membership
+    list_at_ms: float = 0.0
+    dials: Counter[int] = field(default_factory=Counter)
+    timer: asyncio.TimerHandle | None = None
+    open: set[str] = field(default_factory=set)
+    got: int = 0
+
+
+class Simulation:
+    """A bus of a size. Make it, and call its methods, on a `VirtualLoop`."""
+
+    def __init__(self, size: Size, *, seed: int = 42, lines: Lines | None = None) -> None:
+        self.size, self.lines, self.chance = size, lines or Lines(), random.Random(seed)
+        self._loop = cast(VirtualLoop, asyncio.get_running_loop())
+        listed = tuple(
+            ListedBroker(broker=Broker(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", 5672))
+            for n in range(size.brokers)
+        )
+        self.list = BrokerList(listed=listed, generation=1)
+        self.dead: set[str] = set()
+        self.was_dead: frozenset[str] = frozenset()
+        self._whole = asyncio.Event()
+        self.consumers = [
+            Consumer(Membership(subset=self._subset(slot), backoff_first_ms=REDIAL_FIRST_MS))
+            for slot in range(size.group)
+        ]
+
+    def _subset(self, slot: int) -> Subset | None:
+        cover = self.size.cover
+        return Subset(slot=slot, slots=self.size.group, cover=cover) if cover else None
+
+    @property
+    def names(self) -> list[str]:
+        return [entry.broker.name for entry in self.list.listed]
+
+    # Consumers.
+
+    async def spread(self) -> float:
+        """Give all agents the list at once; return the time in ms until the last consumer has it.
+
+        A consumer waits at any agent, which looks at its file every LOOK_INTERVAL_S.
+        """
+        began_ms = self._loop.now_ms
+        at_ms = [
+            self.chance.uniform(0, LOOK_INTERVAL_S * 1000) + self.lines.answer_ms
+            for _ in range(self.size.brokers)
+        ]
+        for consumer in self.consumers:
+            wait_ms = self.chance.choice(at_ms)
+            self._loop.call_later(wait_ms / 1000, self._listed, consumer)
+        await asyncio.sleep(LOOK_INTERVAL_S + self.lines.answer_ms / 1000 + 0.001)
+        return max(each.list_at_ms for each in self.consumers) - began_ms
+
+    def _listed(self, consumer: Consumer) -> None:
+        consumer.list_at_ms = self._loop.now_ms
+        self._perform(consumer, consumer.members.refresh(self.names, self._loop.now_ms))
+
+    def _perform(self, consumer: Consumer, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Dial):
+                consumer.dials[self._loop.now_ms // 1000] += 1
+                is_dead = action.broker in self.dead
+                took_ms = self.lines.refused_ms if is_dead else self.lines.login_ms
+                self._loop.call_later(
+                    took_ms / 1000, self._dialled, consumer, action.broker, is_dead
+                )
+        if consumer.timer is not None:
+            consumer.timer.cancel()
+        due_ms = consumer.members.next_due_ms()
+        consumer.timer = (
+            None if due_ms is None else self._loop.call_at(due_ms / 1000, self._tick, consumer)
+        )
+
+    def _tick(self, consumer: Consumer) -> None:
+        consumer.timer = None
+        self._perform(consumer, consumer.members.tick(self._loop.now_ms))
+
+    def _dialled(self, consumer: Consumer, broker: str, was_dead: bool) -> None:
+        if was_dead:
+            self._lost(consumer, broker)
+        else:
+            consumer.open.add(broker)
+            consumer.members.opened(broker)
+
+    def _lost(self, consumer: Consumer, broker: str) -> None:
+        consumer.open.discard(broker)
+        now_ms, share = self._loop.now_ms, self.chance.random()
+        consumer.members.lost(broker, now_ms, share, absent=True)
+        self._perform(consumer, [])
+
+    def kill(self, part: float) -> None:
+        """Kill this part of the brokers, of which ports refuse from now on."""
+        count = max(1, round(self.size.brokers * part))
+        self.dead = set(self.chance.sample(self.names, count))
+        self.was_dead = frozenset(self.dead)
+        for consumer in self.consumers:
+            for broker in sorted(consumer.open & self.dead):
+                self._lost(consumer, broker)
+
+    async def back(self) -> float:
+        """Start what was killed; return the time in ms until every consumer is attached to all of its own."""
+        self.dead.clear()
+        began_ms = self._loop.now_ms
+        self._whole.clear()
+        self._look_whole()
+        await self._whole.wait()
+        return self._loop.now_ms - began_ms
+
+    def _look_whole(self) -> None:
+        states = (each for one in self.consumers for each in one.members.states.values())
+        if all(state is State.OPEN for state in states):
+            self._whole.set()
+        else:
+            self._loop.call_later(LOOK_S, self._look_whole)
+
+    def dials(self, from_s: int, seconds: int) -> list[int]:
+        """Return the dials of all simulated consumers together in each of these seconds."""
+        every = sum((consumer.dials for consumer in self.consumers), Counter[int]())
+        return [every[second] for second in range(from_s, from_s + seconds)]
+
+    def links(self) -> list[int]:
+        """Return the open links of each consumer."""
+        return [len(each.open) for each in self.consumers]
+
+    def messages(self, seconds: float) -> list[int]:
+        """Publish for so long to the living brokers; return the messages that each consumer gets."""
+        living = [name for name in self.names if name not in self.dead]
+        attached = {name: [c for c in self.consumers if name in c.open] for name in living}
+        for consumer in self.consumers:
+            consumer.got = 0
+        count = round(self.size.rate / self.size.subscriptions * seconds)
+        turns = dict.fromkeys(living, 0)
+        for name in self.chance.choices(living, k=count):
+            turns[name] += 1
+            attached[name][turns[name] % len(attached[name])].got += 1
+        return [consumer.got for consumer in self.consumers]
+
+    # Agents.
+
+    def agents(self) -> Agents:
+        return Agents(self.list, self.lines)
+
+
+class Agents:
+    """The agents of a list: each has its map; `AGENTS_MAX` of them ask in rounds, as all of them do."""
+
+    def __init__(self, listed: BrokerList, lines: Lines) -> None:
+        self.list, self.lines, self.traffic = listed, lines, Traffic()
+        self.topologies = {
+            entry.broker.name: self._topology(entry.broker.name) for entry in listed.listed
+        }
+        self._asking = list(self.topologies.values())[:AGENTS_MAX]
+        self._read: dict[tuple[str, str], int] = {}
+        self._maps: dict[str, tuple[int, Snapshot]] = {}
+
+    def _topology(self, me: str) -> Topology:
+        register = Register(me, Snapshot(intact=True))
+        register.voters.listed(self.list.names)
+        return Topology(
+            me=me,
+            register=register,
+            store=cast(Any, SimpleNamespace(save_map=lambda _map: None)),
+            peers=cast(Any, _Peers(self, me)),
+            lists=cast(Any, SimpleNamespace(current=self.list)),
+            upkeep=cast(Any, _Upkeep()),
+            answering=cast(Any, SimpleNamespace(answer=_held)),
+            pull_now=asyncio.Event(),
+        )
+
+    async def rest(self, seconds: float) -> Traffic:
+        """Let them ask each other in rounds for so long; return what all of them together ask."""
+        for each in self._asking:
+            await each.pull(self.list.listed)  # they have a majority: from now on a few are asked
+        tasks = [asyncio.create_task(each.run()) for each in self._asking]
+        await asyncio.sleep(1.0)
+        self.traffic = Traffic()
+        await asyncio.sleep(seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        times = len(self.topologies) / len(self._asking)
+        return Traffic(round(self.traffic.requests * times), round(self.traffic.bytes * times))
+
+    async def change(self, names: Sequence[str]) -> tuple[Traffic, float]:
+        """Create these names through the first agent; return its requests, and the time in ms."""
+        first, loop = self._asking[0], asyncio.get_running_loop()
+        self.traffic, began_s = Traffic(), loop.time()
+        judged = await first.change(list(names), alive=True)
+        assert judged.complete, judged
+        return self.traffic, (loop.time() - began_s) * 1000
+
+    async def passed(self, requests: int) -> None:
+        """Let the time pass that so many requests of one agent take, of which some are under way at once."""
+        self.traffic.requests += requests
+        await asyncio.sleep(-(-requests // CONNECTIONS_MAX) * self.lines.answer_ms / 1000)
+
+    def map_for(self, reader: str, name: str) -> Snapshot:
+        """Return the map of an agent, the same object while it is the same; count it if it is news."""
+        register = self.topologies[name].register
+        version, snapshot = self._maps.get(name, (-1, None))
+        if version != register.version or snapshot is None:
+            snapshot = register.snapshot
+            self._maps[name] = register.version, snapshot
+        if self._read.get((reader, name)) != register.version:
+            self._read[reader, name] = register.version
+            self.traffic.bytes += size_of(snapshot)
+        return snapshot
+
+
+class _Peers:
+    """The other agents, as `Peers` has them, on lines of `Agents`."""
+
+    def __init__(self, all: Agents, me: str) -> None:
+        self._all, self._me = all, me
+
+    def _names(self, listed: Iterable[ListedBroker]) -> list[str]:
+        return [entry.broker.name for entry in listed if entry.broker.name != self._me]
+
+    async def pull(self, listed: Iterable[ListedBroker]) -> dict[str, Snapshot]:
+        names = self._names(listed)
+        await self._all.passed(len(names))
+        return {name: self._all.map_for(self._me, name) for name in names}
+
+    async def mismatch(
+        self, peers: Iterable[ListedBroker], items: Sequence[object]
+    ) -> dict[str, str]:
+        names = self._names(peers)
+        await self._all.passed(len(names))
+        self._all.traffic.bytes += len(names) * len(json.dumps(list(items)))
+        return dict.fromkeys(names, "")
+
+    async def push(
+        self,
+        listed: Iterable[ListedBroker],
+        entries: Sequence[Entry],
+        mine: Snapshot,
+        *,
+        answering: Iterable[str],
+    ) -> dict[str, PeerAnswer]:
+        names, part = self._names(listed), replace(mine, entries=tuple(entries))
+        await self._all.passed(len(names))
+        self._all.traffic.bytes += len(names) * size_of(part)
+        return {name: await self._told(name, part) for name in names}
+
+    async def _told(self, name: str, part: Snapshot) -> PeerAnswer:
+        topology = self._all.topologies[name]
+        reply = await topology.receive(part)
+        return PeerAnswer(
+            answer=reply.answer.value,
+            reason=reply.reason,
+            stored=reply.stored,
+            intact=topology.register.intact,
+            entries=tuple(topology.entries_of(part)),
+        )
+
+
+class _Upkeep:
+    """A broker that holds whatever its agent has."""
+
+    partitions = SimpleNamespace(look_for_open=lambda: None)
+
+    def wake(self) -> None:
+        """Its map is applied at once."""
+
+    async def mismatch(self, _wanted: object) -> str:
+        return ""
+
+
+async def _held(_names: Iterable[str]) -> Reply:
+    return Reply(answer=Answer.HELD, stored=True)
+
+
+def size_of(snapshot: Snapshot) -> int:
+    """Return the bytes of a map as peers read it."""
+    return len(json.dumps(snapshot_to_json(snapshot)))

@@ -1,0 +1,269 @@
+"""Sixteen brokers on this machine, with as many subscriptions and consumers as it bears, and simulated.
+
+Brokers share two cores, so times of this group are of a crowded machine. What both the machine and the
+simulation measure are counts, and times of waits: they must agree.
+
+``python -m bench.figures.reach.sixteen FIRST COUNT`` is a process with `COUNT` consumers. It prints one JSON
+object: first when all are attached, then after each line of its standard input; with the links, the failed
+dials of each second since that line, and when each generation of the list was first known to all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import psutil
+
+from bench.errors import BenchError
+from bench.figures.figure import Figure, Maker, at_most
+from bench.figures.groups import BEHIND_HAPROXY, Group, Setup, repeat_command
+from bench.figures.reach.simulated import DIALS_S, REST_S
+from bench.figures.reach.simulation import Simulation, Size
+from bench.figures.reach.used import MB, Used, memory_mb
+from bench.figures.reach.virtual_time import VirtualLoop
+from bench.processes import Answering, wait_until
+from consumer_lists import listfile
+from messagebus import AsyncConsumer, BusConfig, ConsumerConfig, declare
+from messagebus.files import write_whole
+from ops.local.cluster import LocalCluster
+
+NAME = "reach.sixteen"
+BROKERS, SUBSCRIPTIONS, CONSUMERS, GROUPS, PROCESSES = 16, 100, 200, 20, 4
+DEAD = 2
+DECLARE_S, START_S, ANSWER_WITHIN_S, BACK_S = 600.0, 300.0, 400.0, 300.0
+SETTLE_S, POLL_S = 10.0, 0.02
+GOAL_APART = 1.2
+PULLS = re.compile(r"^messagebus_agent_pulls_total\{.*\} (\d+)", re.MULTILINE)
+Answer = Mapping[str, Any]
+
+
+def sixteen_figures(setup: Setup) -> Iterator[Figure]:
+    cluster, make = setup.cluster, Maker(NAME, repeat_command(NAME))
+    consumers, subscriptions = setup.part(CONSUMERS, GROUPS), setup.part(SUBSCRIPTIONS, GROUPS)
+    name = f"{BROKERS} brokers, {subscriptions} subscriptions"
+    empty_mb = memory_mb(cluster)
+    before, began_s = Used.now(cluster), time.monotonic()
+    bus = BusConfig.from_env(cluster.client_env())
+    wanted = [f"t{number % GROUPS}/s{number // GROUPS}" for number in range(subscriptions)]
+    declare(bus, wanted, timeout_s=DECLARE_S)
+    yield make("declare_s", f"{name} declared at once", time.monotonic() - began_s, "s")
+    cpu_s = Used.now(cluster).cpu_s(before)
+    yield make("declare_cpu_s", f"{name} declared at once: CPU of brokers", cpu_s[0], "s")
+    full_mb = memory_mb(cluster)
+    name += f", {consumers} consumers"
+    with ExitStack() as stack:
+        clients = _clients(stack, cluster, consumers)
+        attached = [each.answer() for each in clients]
+        setup.say(f"attached: {sum(each['links'] for each in attached)} links")
+        took_s = max(each["attach_s"] for each in attached)
+        yield make("attach_s", f"{name}, all starting: until the last has all links", took_s, "s")
+        time.sleep(SETTLE_S)
+        linked_mb = memory_mb(cluster)
+        before, pulls, began_s = Used.now(cluster), _pulls(cluster), time.monotonic()
+        time.sleep(REST_S)
+        requests = (_pulls(cluster) - pulls) / (time.monotonic() - began_s) / BROKERS
+        broker, agent = Used.now(cluster).percent(before)
+        of = "at rest: CPU of the busiest"
+        yield make("broker_percent", f"{name} {of} broker, of one core", broker, "%")
+        yield make("agent_percent", f"{name} {of} agent, of one core", agent, "%")
+        yield make("broker_mb", f"{name}: memory of a broker, mean", linked_mb[0], "MB")
+        yield make("agent_mb", f"{name}: memory of an agent, mean", linked_mb[1], "MB")
+        queues = 2 * subscriptions
+        kb = (full_mb[0] - empty_mb[0]) / queues * 1e3
+        yield make("queue_kb", "Memory of a broker for a quorum queue", kb, "KB")
+        kb = (linked_mb[0] - full_mb[0]) / consumers * 1e3
+        yield make("link_kb", "Memory of a broker for the link of a consumer", kb, "KB")
+        rss = sum(each["rss_bytes"] for each in attached) / consumers / MB
+        yield make("consumer_mb", f"{name}: memory of a consumer, in processes of many", rss, "MB")
+        spread_ms = _spread(cluster, clients)
+        setup.say(f"the last consumer had the new list after {spread_ms:.0f} ms")
+        _answers(clients)
+        names = cluster.names[:DEAD]
+        for each in names:
+            cluster.kill(each)
+        time.sleep(DIALS_S)
+        died = _answers(clients)
+        dials = sum(sum(each["failed"][:DIALS_S]) for each in died) / consumers
+        began_s = time.monotonic()
+        for each in names:
+            cluster.start(each, wait=False)
+        cluster.wait_ready(names)
+        _until_whole(clients, consumers)
+        what = f"{name}, {DEAD} killed and started: until every consumer is attached to them"
+        yield make("back_s", what, time.monotonic() - began_s, "s")
+    real = {
+        "spread_ms": (
+            "from a new list at the agents until the last consumer has it",
+            spread_ms,
+            "ms",
+        ),
+        "dials_10s": (f"dials of a consumer in {DIALS_S} s after {DEAD} died", dials, "dials"),
+        "agent_requests": ("requests of other agents to an agent at rest", requests, "requests/s"),
+    }
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        simulated = runner.run(simulate(consumers))
+    for id, (what, value, unit) in real.items():
+        yield make(id, f"{name}: {what}", value, unit)
+        apart = max(value / simulated[id], simulated[id] / value)
+        told = f"{name}: {what}, against the simulation, whichever is more"
+        yield make(f"{id}_apart", told, apart, "times", (at_most, GOAL_APART))
+
+
+async def simulate(consumers: int) -> dict[str, float]:
+    """Return what the simulation says of the same bus."""
+    bus = Simulation(Size(BROKERS, consumers, GROUPS, 1_000.0))
+    spread_ms = await bus.spread()
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(2.0)
+    from_s = int(loop.time()) + 1
+    await asyncio.sleep(from_s - loop.time())
+    bus.kill(DEAD / BROKERS)
+    await asyncio.sleep(DIALS_S)
+    dials = sum(bus.dials(from_s, DIALS_S)) / bus.size.group
+    rest = await bus.agents().rest(REST_S)
+    return {
+        "spread_ms": spread_ms,
+        "dials_10s": dials,
+        "agent_requests": rest.requests / REST_S / BROKERS,
+    }
+
+
+def _clients(stack: ExitStack, cluster: LocalCluster, consumers: int) -> list[Answering]:
+    plain = {key: text for key, text in os.environ.items() if not key.startswith("MESSAGEBUS_")}
+    # Brokers and consumers share two cores: a handshake takes longer than the default, half a second.
+    dial = dict.fromkeys(("MESSAGEBUS_DIAL_TIMEOUT_S", "MESSAGEBUS_DIAL_TIMEOUT_MAX_S"), "60")
+    env = {**plain, **cluster.client_env(), **dial}
+    each = consumers // PROCESSES
+    return [
+        stack.enter_context(
+            Answering(
+                [
+                    sys.executable,
+                    "-m",
+                    "bench.figures.reach.sixteen",
+                    str(number * each),
+                    str(each),
+                ],
+                env,
+                ANSWER_WITHIN_S,
+            )
+        )
+        for number in range(PROCESSES)
+    ]
+
+
+def _answers(clients: Sequence[Answering]) -> list[Answer]:
+    for client in clients:
+        client.tell()
+    return [client.answer() for client in clients]
+
+
+def _pulls(cluster: LocalCluster) -> int:
+    found = 0
+    for name in cluster.names:
+        text = httpx.get(f"http://{cluster.node(name).agent}/metrics", trust_env=False).text
+        match = PULLS.search(text)
+        if match is None:
+            raise BenchError(f"the agent of {name} does not tell its pulls")
+        found += int(match[1])
+    return found
+
+
+def _spread(cluster: LocalCluster, clients: Sequence[Answering]) -> float:
+    """Give all agents a list of a new generation; return the time until the last consumer has it, in ms."""
+    text = listfile.read(cluster.layout.list_file)
+    generation = cluster.consumer_list().generation + 1
+    newer = listfile.with_generation(text, generation)
+    began_s = time.monotonic()
+    for name in cluster.names:
+        write_whole(cluster.node(name).list_file, newer, mode=listfile.MODE)
+    write_whole(cluster.layout.list_file, newer, mode=listfile.MODE)
+    known: list[float] = []
+
+    def all_know() -> bool:
+        known[:] = [each["known_s"].get(str(generation), 0.0) for each in _answers(clients)]
+        return all(known)
+
+    wait_until(all_know, within_s=60.0, what="a new list at every consumer")
+    return (max(known) - began_s) * 1000
+
+
+def _until_whole(clients: Sequence[Answering], consumers: int) -> None:
+    def whole() -> bool:
+        return sum(int(each["links"]) for each in _answers(clients)) == consumers * BROKERS
+
+    wait_until(whole, within_s=BACK_S, what="every link")
+
+
+GROUP = Group(NAME, BROKERS, BEHIND_HAPROXY, sixteen_figures)
+
+
+# The process.
+
+
+class _Failed(logging.Handler):
+    """Counts failed dials, which the library logs for debugging, by the second."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.begin()
+
+    def begin(self) -> None:
+        self.since_s, self.seconds = time.monotonic(), Counter[int]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg.startswith("dial failed"):
+            self.seconds[int(time.monotonic() - self.since_s)] += 1
+
+
+async def main(first: int, count: int) -> None:
+    failed, logger = _Failed(), logging.getLogger("messagebus.consumer")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(failed)
+    bus, began_s = BusConfig.from_env(os.environ), time.monotonic()
+    consumers = [
+        AsyncConsumer(
+            bus, f"t{number % GROUPS}", subscription="s0", config=ConsumerConfig(prefetch=10)
+        )
+        for number in range(first, first + count)
+    ]
+    await asyncio.gather(*(each.start(require="all", timeout_s=START_S) for each in consumers))
+    attach_s, known_s = time.monotonic() - began_s, dict[int, float]()
+
+    async def watch() -> None:
+        while True:
+            generation = min(each.stats().list_generation for each in consumers)
+            known_s.setdefault(generation, time.monotonic())
+            await asyncio.sleep(POLL_S)
+
+    watching, loop = asyncio.create_task(watch()), asyncio.get_running_loop()
+    while True:
+        brokers = [each.stats().brokers.values() for each in consumers]
+        told = {
+            "attach_s": attach_s,
+            "rss_bytes": psutil.Process().memory_info().rss,
+            "links": sum(one.state == "open" for each in brokers for one in each),
+            "known_s": known_s,
+            "failed": [failed.seconds[second] for second in range(60)],
+        }
+        print(json.dumps(told), flush=True)
+        failed.begin()
+        if not await loop.run_in_executor(None, sys.stdin.readline):
+            break
+    watching.cancel()
+    os._exit(0)  # it ends the links: nothing is in flight
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2])))
