@@ -308,7 +308,10 @@ MORE = {
         *("feature.outbox.notified_ms", "feature.replay.rate", "feature.recorder.publish_us"),
     ),
     "Gateway": ("gateway.publish_rate", "gateway.batch_rate", "gateway.pull_rate"),
-    "Measuring": ("measure.overhead.message_us", "measure.audit.ratio"),
+    "Measuring": (
+        *("measure.overhead.message_us", "measure.audit.ratio"),
+        *(f"measure.capacity.{each}.1000_x1_1000.broker_cpu_us" for each in ("fsync", "page-cache")),
+    ),
 }
 
 

@@ -14,25 +14,18 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from bench.analysis.verdict import Client, behind, bottlenecks
 from bench.commands import profile_of
 from bench.workloads.tables import capacity_steps
 from messagebus.recording.manifest import RunInvalid
 from reports.page import render_text
 from spark.jobs import failover
-from spark.jobs.capacity import (
-    Load,
-    Measured,
-    at_ends,
-    command,
-    error_of,
-    fitted,
-    read_runs,
-    unseen,
-)
+from spark.jobs.capacity import command, read_runs
 from spark.lake.ingest import ingest
 from spark.lake.ingest import plan as ingest_plan
 from spark.lake.tables import Lake
 from spark.measures import gaps
+from spark.measures.capacity import Load, Measured, at_ends, error_of, fitted, unseen
 from spark.measures.run import Run
 from tests.support.events import (
     BROKERS,
@@ -103,8 +96,9 @@ def plan(runs: Path, out: Path, *words: str) -> tuple[int, str]:
 
 
 def test_the_costs_that_runs_were_made_with_are_found_and_predict_each_run(runs: Path) -> None:
-    found, left = read_runs([runs])
-    assert left == []
+    grid = read_runs([runs])
+    assert not grid.left
+    found = grid.runs
     pages = [run for run in found if run.durability == "page-cache"]
     assert fitted(pages).costs == pytest.approx(COSTS)
     assert max(error_of(*each) for each in unseen(pages)) < 1e-6
@@ -225,12 +219,13 @@ def test_what_says_nothing_of_a_message_is_left_out_by_name_and_too_few_runs_are
     made = json.loads(path.read_text())
     made["profile"]["disturbances"] = [{"what": "kill"}]
     path.write_text(json.dumps(made))
-    found, left = read_runs([runs])
-    assert left == ["fsync-100-x1-1000: with disturbances"]
-    assert len(found) == 2 * 13 - 1
+    grid = read_runs([runs])
+    assert grid.left == {"fsync-100-x1-1000": "with disturbances"}
+    assert len(grid.runs) == 2 * 13 - 1
     code, text = plan(runs, tmp_path / "a", "--rate", "10", "--durability", "none")
     assert code != 0
-    assert "0 runs with durability none: 7 at least are wanted; there are runs of: fsync" in text
+    assert "0 runs with durability none: 7 at least are required; there are runs of: fsync" in text
+    assert "Left out, with disturbances: fsync-100-x1-1000" in text
     path.write_text("[]")
     code, text = plan(runs, tmp_path / "b", "--rate", "10")
     assert code != 0
@@ -239,6 +234,101 @@ def test_what_says_nothing_of_a_message_is_left_out_by_name_and_too_few_runs_are
     (tmp_path / "empty").mkdir()
     code, text = plan(tmp_path / "empty", tmp_path / "c", "--rate", "10")
     assert "no run of the bench in it" in text
+
+
+def changed(runs: Path, name: str, **values: Any) -> None:
+    path = runs / name / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_run_that_did_not_keep_up_is_a_bound_and_shows_neither_cost_nor_capacity(
+    runs: Path, tmp_path: Path
+) -> None:
+    asked = ("--size", "1000", "--durability", "fsync", "--spare", "0")
+    code, text = plan(runs, tmp_path / "before", "--rate", "900", *asked)
+    assert code == 0, text
+    # 1,000/s were sent; the consumers had less.
+    late = behind(15_000, 12_000, 12_000, 9_000, 15.0)
+    assert len(late) == 2
+    changed(runs, "fsync-1000-x1-1000", faults=late, confirmed_per_s=800.0)
+    grid = read_runs([runs])
+    assert len(grid.runs) == 2 * 13 - 1
+    assert [run.name for run in grid.bounds] == ["fsync-1000-x1-1000"]
+    code, text = plan(runs, tmp_path / "after", "--rate", "900", *asked)
+    assert code == 7
+    assert "in the run fsync-1000-x1-1000 consumers did not keep up with 800/s of 1,000 B" in text
+    # A broker that gets less is within all that was measured.
+    assert "2 brokers would be within all that was measured" in text
+    assert "Left out, consumers did not keep up: fsync-1000-x1-1000." in text
+    code, text = plan(runs, tmp_path / "less", "--rate", "700", *asked)
+    assert code == 0, text
+    changed(runs, "fsync-1000-x1-1000", faults=late[:1])
+    assert read_runs([runs]).bounds[0].limit == "the broker did not keep up"
+
+
+def test_a_load_that_was_late_itself_bounds_no_broker(runs: Path) -> None:
+    client = Client("publisher-1", cpu_share=0.97, pacing_p99_ms=30.0, intended=15_000)
+    assert bottlenecks([client])
+    late = [*bottlenecks([client]), *behind(15_000, 12_000, 12_000, 9_000, 15.0)]
+    changed(runs, "fsync-1000-x1-1000", faults=late[:-1])
+    grid = read_runs([runs])
+    assert not grid.bounds
+    assert not grid.left
+    # Without their deliveries messages cost less than they do.
+    changed(runs, "fsync-1000-x1-1000", faults=late)
+    grid = read_runs([runs])
+    assert not grid.bounds
+    assert "deliveries are missing" in grid.left["fsync-1000-x1-1000"]
+
+
+def test_more_of_a_brokers_cores_than_any_run_used_is_a_fault(runs: Path, tmp_path: Path) -> None:
+    """Rate, size and subscriptions are each within the runs; no run had them together."""
+    asked = ("--rate", "950", "--size", "16000", "--fan-out", "4", "--durability", "page-cache")
+    code, text = plan(runs, tmp_path / "out", "--cores", "32", "--spare", "0", *asked)
+    assert code == 7
+    found = json.loads((tmp_path / "out" / "capacity.json").read_text())
+    assert found["brokers"] == 1
+    assert re.search(r"would use [\d.]+ cores: measured were loads of up to [\d.]+ only", text)
+    [more] = re.findall(r"(\d+) brokers would be within all that was measured", text)
+    [enough] = [each for each in found["faults"] if "within all" in each]
+    assert enough.startswith(more)
+    assert int(more) > 1
+
+
+def test_a_variant_beyond_the_runs_says_so(runs: Path, tmp_path: Path) -> None:
+    asked = ("--size", "9000", "--fan-out", "4", "--durability", "page-cache")
+    code, text = plan(runs, tmp_path / "out", "--rate", "50", "--syncs", "100", *asked)
+    assert code == 0, text
+    variants = json.loads((tmp_path / "out" / "capacity.json").read_text())["variants"]
+    beyond = {each["load"]: each["beyond"] for each in variants}
+    assert beyond["as asked"] == []
+    assert beyond["twice the size"] == ["bytes"]
+    assert beyond["one subscription more"] == ["subscriptions"]
+
+
+def test_a_variant_that_no_number_of_brokers_can_take_leaves_the_answer(
+    runs: Path, tmp_path: Path
+) -> None:
+    asked = ("--size", "1000", "--durability", "page-cache", "--cores", "0.15")
+    code, text = plan(runs, tmp_path / "out", "--rate", "25000000", "--syncs", "0", *asked)
+    assert code == 0, text
+    variants = json.loads((tmp_path / "out" / "capacity.json").read_text())["variants"]
+    [twice] = [each for each in variants if each["load"] == "twice the rate"]
+    assert twice["brokers"] is None
+    assert twice["beyond"] == ["no number of brokers is enough"]
+
+
+def test_runs_that_say_nothing_are_named_by_their_reason(runs: Path, tmp_path: Path) -> None:
+    names = sorted(each.name for each in runs.iterdir())
+    for name in names:
+        changed(runs, name, measured_s=4.0)
+    code, text = plan(runs, tmp_path / "out", "--rate", "10")
+    assert code != 0
+    assert "0 runs with durability fsync: 7 at least are required; there are runs of: none" in text
+    [line] = text.splitlines()
+    assert line.endswith(
+        f"Left out, measured for less than 10 s: {', '.join(names[:3])} and 23 more"
+    )
 
 
 FROZEN, HEALTHY = BROKERS[:2]
