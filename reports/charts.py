@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -35,6 +35,8 @@ DOTTED: Dashes = (1, 1.5)
 
 # Edges of the panels as parts of the figure's width; names stand to the right.
 LEFT, RIGHT = 0.06, 0.8
+# Room for a letter of the labels to the left, as a part of the figure's width.
+LABEL_LETTER = 0.0066
 LABEL_LINES = 3
 # Width of a letter of a label above the axis, as a part of the axis.
 LETTER = 0.0088
@@ -149,7 +151,7 @@ def over_time(
         drawn[-1].set_xlabel(f"{_unit_of_time(drawn[-1], until_s)} {axis}{more}")
         _label_marks(drawn[0], marks, label_lines, until_s)
         figure.subplots_adjust(
-            left=LEFT, right=RIGHT, top=1 - above_in / height_in, bottom=0.45 / height_in
+            left=_left(drawn), right=RIGHT, top=1 - above_in / height_in, bottom=0.45 / height_in
         )
         return svg(figure, "Over the run, with incidents")
 
@@ -180,8 +182,16 @@ def percentiles(curves: Sequence[Series]) -> str:
         _say_if_empty(panel, curves)
         panel.set_xlabel("percentile: messages in 100 that took no longer")
         _beside(panel, "latency", 3.5 * 0.84)
-        figure.subplots_adjust(left=LEFT, right=0.745, top=0.97, bottom=0.13)
+        figure.subplots_adjust(left=_left([panel]), right=0.745, top=0.97, bottom=0.13)
         return svg(figure, "Latency by percentile")
+
+
+def _left(panels: Iterable[Axes]) -> float:
+    """Return the left edge of the panels, so that the longest label of their y axes has room beside it."""
+    labels = [
+        axes.yaxis.get_major_formatter()(at, None) for axes in panels for at in axes.get_yticks()
+    ]
+    return max([LEFT, *((len(label) + 2) * LABEL_LETTER for label in labels)])
 
 
 def _panel(axes: Axes, panel: Panel) -> None:

@@ -55,8 +55,13 @@ def log_milliseconds(panel: Axes) -> None:
     if 0 < least <= most < math.inf:
         bottom = math.floor(math.log10(least))
         panel.set_ylim(10.0**bottom, 10.0 ** max(bottom + 1, math.ceil(math.log10(most))))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: milliseconds(value)))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power_of_ten(value)))
     panel.yaxis.set_minor_locator(NullLocator())
+
+
+def _power_of_ten(value_ms: float) -> str:
+    """Return a whole power of ten, in seconds where it is one: 1 ms, 10 s, 10,000 s."""
+    return f"{value_ms / 1000:,.0f} s" if value_ms > 999 else milliseconds(value_ms)
 
 
 def svg(figure: Figure, label: str) -> str:

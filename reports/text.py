@@ -14,11 +14,15 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from messagebus.terminal import duration
+
 NONE = "\N{EN DASH}"
 # Width of text in a file, without a terminal.
 COLUMNS = 120
 INDENT, BETWEEN = "  ", 2
 ROWS_SHOWN_MAX = 40
+# From here on a duration has two units: 2 min 3 s.
+DURATION_FROM_MS = 100_000
 
 Cell: TypeAlias = str | Callable[[Mapping[str, Any]], str]
 """Key of a row, or the function that makes the text of a cell from a row."""
@@ -87,12 +91,14 @@ def per_second(value: float) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Format a duration for people: 85 µs, 1.24 ms, 120 ms, 1.03 s; a dash for None."""
+    """Format a duration for people: 85 µs, 1.24 ms, 120 ms, 1.03 s, 3 h 25 min; a dash for None."""
     if value is None:
         return NONE
     if value < 0.9995:
         return f"{value * 1000:.3g} µs"
-    return f"{value:.3g} ms" if value < 999.5 else f"{value / 1000:,.2f} s"
+    if value < 999.5:
+        return f"{value:.3g} ms"
+    return f"{value / 1000:.2f} s" if value < DURATION_FROM_MS else duration(value / 1000)
 
 
 def megabytes(value: float) -> str:

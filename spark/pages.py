@@ -18,6 +18,9 @@ from spark.measures.run import Run
 
 SECOND_NS = 1_000_000_000
 WINDOWS_MAX = 150
+# The rates of every page that has any, and their headings.
+WHILE_SENT, OVER_RUN = "while messages were sent", "over the whole run"
+MEAN, MEAN_IN_USE, BEST = "mean/s of the run", "mean/s while in use", "best second"
 # Incidents that are shaded from begin to end; a killed broker until it is back.
 LASTING = ("kill", "add", "remove", "freeze", "alarm", "agent", "drain")
 DOWN = ("kill", "freeze")

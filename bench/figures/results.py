@@ -310,7 +310,10 @@ MORE = {
     "Gateway": ("gateway.publish_rate", "gateway.batch_rate", "gateway.pull_rate"),
     "Measuring": (
         *("measure.overhead.message_us", "measure.audit.ratio"),
-        *(f"measure.capacity.{each}.1000_x1_1000.broker_cpu_us" for each in ("fsync", "page-cache")),
+        *(
+            f"measure.capacity.{each}.1000_x1_1000.broker_cpu_us"
+            for each in ("fsync", "page-cache")
+        ),
     ),
 }
 

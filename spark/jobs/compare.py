@@ -44,12 +44,12 @@ from spark.measures import hdr, latency, throughput
 from spark.measures.faults import bad_faults, counted, notes_of, of_publishes
 from spark.measures.latency import CONFIRM, CURVE, END_TO_END, MEASURE_NAMES
 from spark.measures.run import Run
-from spark.pages import bin_window_for, collected
+from spark.pages import OVER_RUN, WHILE_SENT, bin_window_for, collected
 
 PERCENTILES = (50, 99, 99.9, 100)
-CONFIRMED, RATE = "messages confirmed", "confirmed per second of the load"
+CONFIRMED, RATE = "messages confirmed", f"confirmed a second, {WHILE_SENT}"
 # Shown and not judged: a run lasts longer where it waits for a broker or for consumers behind its load.
-OVER_ALL = "confirmed per second of the run"
+OVER_ALL = f"confirmed a second, {OVER_RUN}"
 
 
 @click.command(

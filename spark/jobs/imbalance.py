@@ -45,7 +45,7 @@ from spark.measures.imbalance import (
 )  # fmt: skip
 from spark.measures.run import Run
 from spark.measures.throughput import CONFIRMED, DELIVERED
-from spark.pages import collected, page_of
+from spark.pages import BEST, collected, page_of
 
 HOT_MAX = 20
 WORDS = {
@@ -212,7 +212,7 @@ def _loads(title: str, rows: list[dict[str, Any]], dims: tuple[str, ...], **more
             **{dim: dim for dim in dims},
             "messages": "messages",
             "MB": lambda row: megabytes(row["bytes"]),
-            "best second": lambda row: f"{row['peak_per_s']:,}/s",
+            BEST: lambda row: f"{row['peak_per_s']:,}/s",
         },
         left=len(dims),
         **more,

@@ -41,7 +41,17 @@ from spark.measures.latency import CONFIRM, END_TO_END, WHOLE, samples
 from spark.measures.run import Run
 from spark.measures.sift import Unsifted
 from spark.measures.throughput import CONFIRMED, publishers, window
-from spark.pages import bad_lines, collected, marks_and_spans, page_of
+from spark.pages import (
+    BEST,
+    MEAN,
+    MEAN_IN_USE,
+    OVER_RUN,
+    WHILE_SENT,
+    bad_lines,
+    collected,
+    marks_and_spans,
+    page_of,
+)
 from spark.summary import Measured, Rows, check, summarize
 
 # A report waits for the driver's planning as much as for its cores: two jobs run at a time.
@@ -193,9 +203,9 @@ def _figures(measured: Measured, summary: Mapping[str, Any]) -> tuple[Figure, ..
         ),
         Figure(
             per_second(summary["confirmed"] / (load_s or measured.run.span_s)),
-            "confirmed during the load",
-            f"{per_second(summary['confirmed'] / measured.run.span_s)} over the run, "
-            f"at best {best:,}/s, in one second",
+            f"confirmed {WHILE_SENT}",
+            f"{per_second(summary['confirmed'] / measured.run.span_s)} {OVER_RUN}, "
+            f"{best:,} in the {BEST}",
         ),
         *[figure for figure in measured.latency.page.figures if "sent to" not in figure.what],
         Figure(
@@ -221,9 +231,9 @@ BROKERS: dict[str, Cell] = {
     "broker": lambda row: row["broker"] + ("" if row["listed"] else " (not in the manifest)"),
     "confirmed": "confirmed",
     "MB": lambda row: megabytes(row["confirmed_bytes"]),
-    "per second": "mean_per_s",
-    "while active": "confirmed_per_s",
-    "best second": "peak_per_s",
+    MEAN: "mean_per_s",
+    MEAN_IN_USE: "confirmed_per_s",
+    BEST: "peak_per_s",
     "deliveries": "deliveries",
     "lost": "lost",
     "longest gap": _gap,

@@ -24,18 +24,31 @@ from spark.measures import throughput
 from spark.measures.faults import lost_at_least, missing_at_least
 from spark.measures.run import Run
 from spark.measures.throughput import CONFIRMED, DELIVERED
-from spark.pages import collected, marks_and_spans, page_of, series_by, since_s, window_for
+from spark.pages import (
+    BEST,
+    MEAN,
+    MEAN_IN_USE,
+    OVER_RUN,
+    WHILE_SENT,
+    collected,
+    marks_and_spans,
+    page_of,
+    series_by,
+    since_s,
+    window_for,
+)
 
 # Tables in which one kind alone has a meaning.
 KINDS = {"subscriptions": (DELIVERED,), "publishers": (CONFIRMED,)}
 WORDS = {
     "confirmed": "counted in the second in which the confirm came, at the broker that gave it.",
     "delivered": "counted in the second of receipt. Repeats are deliveries too.",
-    "mean": "over the whole run, or its day, with the seconds in which nothing was confirmed.",
-    "load": "from the time at which the first message was meant to be sent to that of the last, or to the "
-    "last confirm. A run that waits afterwards, for a broker or for consumers, lasts longer.",
-    "mean of those": "over the seconds that have any. A broker that was added late has the mean of its "
-    "own time.",
+    WHILE_SENT: "from the time at which the first message was meant to be sent to that of the last, or to "
+    "the last confirm. A run that waits afterwards, for a broker or for consumers, lasts longer.",
+    MEAN: "messages over all seconds of the run, or of its day, with those in which nothing came.",
+    MEAN_IN_USE: "messages over the seconds in which any came. A broker that was added late has the mean "
+    "of its own time.",
+    BEST: "messages of the second in which the most came.",
 }
 
 
@@ -71,7 +84,7 @@ def _page(run: Run, measured: dict[str, Any]) -> Page:
     verdict = "Nothing was confirmed."
     if confirmed := whole.get(CONFIRMED):
         peak = f"{confirmed['peak_per_s']:,} in the best second"
-        verdict = f"{confirmed_rates(measured)} were confirmed, {peak}."
+        verdict = f"Confirmed: {confirmed_rates(measured)}, {peak}."
     chart = over_time(panels(run, measured), until_s=measured["until_s"], **marks_and_spans(run))
     return page_of(
         run,
@@ -96,14 +109,14 @@ def _page(run: Run, measured: dict[str, Any]) -> Page:
 
 
 def confirmed_rates(measured: Mapping[str, Any]) -> str:
-    """Return the rate of confirms during the load and over the whole run, in words.
+    """Return the rate of confirms while messages were sent and over the whole run, in words.
 
     measured: of `measure`, with at least one confirm.
     """
     [messages] = [row["messages"] for row in measured["whole"] if row["kind"] == CONFIRMED]
-    spans = {"during the load of": measured["load_s"], "over the run of": measured["span_s"]}
+    spans = {WHILE_SENT: measured["load_s"], OVER_RUN: measured["span_s"]}
     return ", ".join(
-        f"{per_second(messages / span_s)} {named} {significant(span_s)} s"
+        f"{per_second(messages / span_s)} {named} ({significant(span_s)} s)"
         for named, span_s in spans.items()
         if span_s
     )
@@ -119,10 +132,10 @@ def _section(run: Run, measured: dict[str, Any], key: str, *dims: str) -> Sectio
             **{dim: dim for dim in dims},
             "messages": "messages",
             "MB": lambda row: megabytes(row["bytes"]),
-            "mean": lambda row: per_second(row["messages"] / run.span_s),
+            MEAN: lambda row: per_second(row["messages"] / run.span_s),
             "seconds with any": "active_s",
-            "mean of those": lambda row: per_second(row["messages"] / row["active_s"]),
-            "best second": lambda row: f"{row['peak_per_s']:,}/s",
+            MEAN_IN_USE: lambda row: per_second(row["messages"] / row["active_s"]),
+            BEST: lambda row: f"{row['peak_per_s']:,}/s",
         },
         left=len(kinds) - 1 + len(dims),
         note="" if len(kinds) > 1 else f"Messages {kinds[0]}.",
@@ -141,7 +154,7 @@ def _rates(run: Run, row: dict[str, Any]) -> str:
     """Return the rates in words; of a sample also the estimate for all messages."""
     rate, share = row["messages"] / run.span_s, run.manifest.share
     of_all = f", about {per_second(rate / share)} of all messages" if share < 1 else ""
-    return f"{per_second(rate)} over the run, at best {row['peak_per_s']:,}{of_all}"
+    return f"{per_second(rate)} {OVER_RUN}, {row['peak_per_s']:,} in the {BEST}{of_all}"
 
 
 def _series(run: Run, measured: Mapping[str, Any], kind: str) -> list[Series]:

@@ -88,6 +88,17 @@ def test_the_page_needs_nothing_beside_it_and_escapes_what_it_is_given() -> None
     assert re.findall("href", html) == ["href"]
 
 
+def test_a_cell_of_a_table_says_its_heading_where_a_row_is_a_card() -> None:
+    table = Table(("broker", "confirmed", "lost", "mean/s of the run"), (("mb1", "9", "0", "3"),))
+    few = Table(("broker", "lost"), (("mb1", "0"),))
+    section = Section(title="Brokers", tables=(table, few))
+    html = render_html(Page(kind="audit", title="r", verdict="", sections=(section,)))
+    assert html.count('<table class="many">') == 1
+    assert '<td data-l="confirmed">9</td>' in html
+    assert '<td data-l="mean/s of the run">3</td>' in html
+    assert '<td class="left">mb1</td>' in html
+
+
 def test_a_picture_stands_in_the_page_before_its_words() -> None:
     html = render_html(PAGE)
     made = with_picture(html, "The <page>", b"\x89PNG")
@@ -232,6 +243,20 @@ def test_durations_stand_between_two_powers_of_ten_that_have_their_names() -> No
     assert "no samples" not in text
 
 
+@pytest.mark.parametrize(("depth", "age_ms"), [(23_400_000, 9e8), (9, 20), (1_000, 2e7)])
+def test_no_label_of_an_axis_is_cut(depth: float, age_ms: float) -> None:
+    """A label is right-aligned, and an SVG begins at 0. A letter is 4.6 wide on average, at 8 px."""
+    panels = [
+        Panel("waiting", [Series("a", [0, 60], [1, depth])]),
+        Panel("oldest", [Series("a", [0, 60], [1, age_ms])], unit="ms"),
+    ]
+    curve = charts.percentiles([Series("end to end", [0, 50, 99], [1, 2, age_ms])])
+    for text in (charts.over_time(panels, until_s=60), curve):
+        labels = re.findall(r'text-anchor: end[^>]* x="([\d.]+)"[^>]*>([^<]+)<', text)
+        assert labels
+        assert [label for x, label in labels if float(x) < 4.6 * len(label)] == []
+
+
 def test_each_event_has_its_longest_silences_with_their_names_and_lengths() -> None:
     gaps = [Gap("publisher", f"publisher-{n}", 10.0, 2.5 - n / 10) for n in range(ROWS_MAX + 3)]
     svg = silences([Around("kill mb1", 9.5, 12.0, gaps), Around("reload", 20.0, 20.0, [])])
@@ -356,6 +381,9 @@ def test_what_is_not_known_is_a_dash_and_never_a_zero() -> None:
         (999.4, "999 ms"),
         (999.6, "1.00 s"),
         (10_510.0, "10.51 s"),
+        (99_999.0, "100.00 s"),
+        (123_000.0, "2 min 3 s"),
+        (12_345_000.0, "3 h 25 min"),
     ],
 )
 def test_durations_are_for_people(value: float, text: str) -> None:

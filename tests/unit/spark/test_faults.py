@@ -258,10 +258,11 @@ def test_the_rate_is_told_of_the_load_and_of_the_run_that_waits_behind_it(ask: A
     made.end_s = 86_400
     assert ask.read(made).code == 0
     assert ask("throughput", "waits").first.endswith(
-        "2.03/s during the load of 29.5 s, 1/s over the run of 60 s were confirmed, 2 in the best second."
+        "Confirmed: 2.03/s while messages were sent (29.5 s), 1/s over the whole run (60 s), "
+        "2 in the best second."
     )
     told = ask("throughput", "rare")
-    assert "0.000694/s over the run of 86,400 s" in told.first
+    assert "0.000694/s over the whole run (86,400 s)" in told.first
     assert " 0/s" not in told.said
     assert told.measured["load_s"] == pytest.approx(29.505)
 
@@ -354,7 +355,7 @@ def test_every_page_and_exit_code_notices_an_outage_and_what_the_record_leaves_o
         # In between there is no line.
         assert {row["window"] for row in told.measured["timeline"]} == {*range(10), *range(40, 60)}
     elif job == "throughput":
-        assert "1.03/s over the run of 60 s were confirmed" in told.first
+        assert "1.03/s over the whole run (60 s)" in told.first
         assert "about 10.3/s of all messages" in told.said
     elif job == "audit":
         assert "The promise does not hold" in told.first
@@ -379,7 +380,7 @@ def test_what_confirms_less_or_nothing_is_worse_than_any(
     there.read(none)
     outage = there("compare", "", "base", "faulty")
     assert outage.code == 7
-    assert "confirmed per second of the load: 48% less" in outage.text
+    assert "confirmed a second, while messages were sent: 48% less" in outage.text
     assert "unconfirmed: 60 after 0" in outage.text
     assert "incomplete: 1 after 0" in outage.text
     assert there.counts("faulty") == there.counts_without_spark("faulty")

@@ -182,12 +182,12 @@ def test_numbers_of_both_stand_in_one_row() -> None:
         (Row("lost", "", 0, 1), "lost: 1 after 0"),
         (Row("lost", "", 2, 2), None),
         (
-            Row("confirmed per second of the load", "/s", 100, 79),
-            "confirmed per second of the load: 21% less",
+            Row("confirmed a second, while messages were sent", "/s", 100, 79),
+            "confirmed a second, while messages were sent: 21% less",
         ),
-        (Row("confirmed per second of the load", "/s", 100, 81), None),
+        (Row("confirmed a second, while messages were sent", "/s", 100, 81), None),
         # It waited for consumers behind its load.
-        (Row("confirmed per second of the run", "/s", 100, 50), None),
+        (Row("confirmed a second, over the whole run", "/s", 100, 50), None),
         (
             Row("confirm_from_intended p99", "ms", 10, 12.5),
             "confirm_from_intended p99: 1.25 times as long",
@@ -221,7 +221,7 @@ def test_rates_are_over_the_load_and_over_the_run_and_figures_over_what_clocks_b
     spans = {"load_s": 25, "span_s": 50}
     found = numbers([row], confirmed=500, **spans, faults={"late": 2}, errors={"x": 500_000})
     values = {each["name"]: each["value"] for each in found}
-    assert values["confirmed per second of the load"] == 20
-    assert values["confirmed per second of the run"] == 10
+    assert values["confirmed a second, while messages were sent"] == 20
+    assert values["confirmed a second, over the whole run"] == 10
     assert (values["late"], values["lost"]) == (2, 0)
     assert [values[f"x p{each}"] for each in ("50", "99", "99.9", "100")] == [None, 9, None, 9.9]
