@@ -5,10 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hdrh.histogram import HdrHistogram
+from pyspark.sql import SparkSession
 
+from bench.figures import generated_run
 from bench.figures.audit import differences
 from bench.figures.duckdb_audit import audit as audit_by_duckdb
 from bench.figures.duckdb_audit import opened
@@ -16,8 +21,11 @@ from reports.page import render_html, render_text
 from spark.command import Answer, exit_code
 from spark.jobs import audit, backlog, imbalance, ingest, latency, throughput
 from spark.jobs.compare import Row, compared, numbers, worse
+from spark.lake.ingest import ingested
+from spark.lake.tables import Lake
 from spark.measures import hdr
 from spark.measures.latency import CONFIRM, CURVE, END_TO_END, RECEIVED_SENT, SENT
+from spark.measures.run import Run
 from tests.support.events import BROKERS, KILLED, PUBLISHERS
 from tests.unit.spark.conftest import Laid, Planted
 
@@ -159,6 +167,47 @@ def test_spark_and_duckdb_agree_on_a_run_with_one_of_each(laid: Laid) -> None:
         ("orphan", planted.orphan),
     }
     assert [row["message_id"] for row in found["late"]] == [planted.late]
+
+
+def test_spark_and_duckdb_agree_on_what_came_early_was_reused_or_was_refused(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """Verdicts of docs/MEASURING.md on whole messages, beside one that is not early by a little."""
+    generated_run.lay(tmp_path, 1_000)
+
+    def change(kind: str, changes: dict[int, dict[str, Any]]) -> None:
+        [path] = (tmp_path / kind).rglob("*.parquet/*.parquet")
+        table = pq.ParquetFile(path).read()
+        rows = table.to_pylist()
+        for number, values in changes.items():
+            rows[number] |= values
+        pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
+
+    [path] = (tmp_path / "published").rglob("*.parquet/*.parquet")
+    sent = pq.ParquetFile(path).read(["sent_ns", "message_id"]).to_pylist()
+    second_ns = 1_000_000_000
+    change(
+        "delivered",
+        {
+            10: {"received_ns": sent[10]["sent_ns"] - second_ns - 1},
+            20: {"received_ns": sent[20]["sent_ns"] - second_ns},
+            30: {"received_ns": sent[30]["sent_ns"] - 2 * second_ns},
+        },
+    )
+    change(
+        "published",
+        {
+            30: {"attempts": 2, "intended_ns": sent[30]["sent_ns"] - 3 * second_ns},
+            40: {"message_id": sent[41]["message_id"]},
+            50: {"outcome": "refused", "confirmed_ns": None},
+        },
+    )
+    lake = Lake(tmp_path)
+    found = audit.measure(Run(session, lake, ingested(lake, generated_run.RUN_ID))).measured
+    with opened(tmp_path) as database:
+        assert differences(found, audit_by_duckdb(database)) == []
+    verdicts = found["verdicts"]
+    assert (verdicts["early"], verdicts["reused"], verdicts["refused_delivered"]) == (1, 1, 1)
 
 
 def test_numbers_of_both_stand_in_one_row() -> None:
