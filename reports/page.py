@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from reports.text import COLUMNS, INDENT, ROWS_SHOWN_MAX, Columns, Table, table_of, text_table
+from reports.text import COLUMNS, INDENT, NONE, ROWS_SHOWN_MAX, Columns, Table, table_of, text_table
 
 # Classes of the page's style, look-0 and so on.
 LOOKS = 8
@@ -189,7 +189,7 @@ def render_html(page: Page) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    return environment.get_template("page.html.j2").render(page=page, looks=LOOKS)
+    return environment.get_template("page.html.j2").render(page=page, looks=LOOKS, none_text=NONE)
 
 
 def with_picture(html: str, title: str, png: bytes) -> str:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from messagebus.observing.snapshot import Answer, Bus, ObservedBroker
 from messagebus.observing.totals import SOURCES
+
+ChangeKind: TypeAlias = Literal[
+    "broker", "agent", "list", "topology", "consumers", "loss", "balancer"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +23,7 @@ class Event:
     """Something that happened. about: broker, subscription or queue; "" for the whole bus."""
 
     at_ms: int
-    kind: Literal["broker", "agent", "list", "topology", "consumers", "loss", "balancer"]
+    kind: ChangeKind
     about: str
     text: str
 
@@ -33,9 +37,11 @@ def _changes(old: Bus, new: Bus) -> Iterator[Event]:
     at_ms = new.at_ms
     before, after = ({seen.broker: seen for seen in bus.brokers} for bus in (old, new))
     if old.generation != new.generation:
-        came = [f"+ {name}" for name in after if name not in before]
-        left = [f"- {name}" for name in before if name not in after]
-        text = f"generation {new.generation} is served: {', '.join(came + left) or 'same brokers'}"
+        came = [f"{name} added" for name in after if name not in before]
+        left = [f"{name} removed" for name in before if name not in after]
+        text = (
+            f"consumer list generation {new.generation}: {', '.join(came + left) or 'same brokers'}"
+        )
         yield Event(at_ms=at_ms, kind="list", about="", text=text)
     for name, seen in after.items():
         if name in before:
@@ -45,7 +51,7 @@ def _changes(old: Bus, new: Bus) -> Iterator[Event]:
         for server in balancer.servers:
             was = known.get(balancer.url, {}).get(server.name)
             if was and was != server.status:
-                text = f"{balancer.url} has {server.name} as {server.status}, {was} before"
+                text = f"is {server.status} at {balancer.url}; before: {was}"
                 yield Event(at_ms=at_ms, kind="balancer", about=server.name, text=text)
 
 
@@ -53,7 +59,7 @@ def _of_broker(old: ObservedBroker, new: ObservedBroker, at_ms: int) -> Iterator
     name = new.broker
     was_silent, is_silent = (bool(seen.fault) and not seen.is_away for seen in (old, new))
     if was_silent != is_silent:
-        text = f"its agent does not answer: {new.fault}" if is_silent else "its agent answers again"
+        text = f"agent does not answer: {new.fault}" if is_silent else "agent answers again"
         yield Event(at_ms=at_ms, kind="agent", about=name, text=text)
     was_away, is_away = (_is_away_unsaid(seen) for seen in (old, new))
     if was_away != is_away and not is_silent:
@@ -65,10 +71,10 @@ def _of_broker(old: ObservedBroker, new: ObservedBroker, at_ms: int) -> Iterator
     was, now = old.last.state, new.last.state
     if (was.verdict, was.alarm, was.draining) != (now.verdict, now.alarm, now.draining):
         reason = f": {now.reason}" if now.reason else ""
-        words = {"ready": "takes publishes", "drain": "asks publishers to leave", "down": "is down"}
+        words = {"ready": "is ready", "drain": "is draining", "down": "is down"}
         yield Event(at_ms=at_ms, kind="broker", about=name, text=words[now.verdict] + reason)
     if was.topology != now.topology:
-        text = f"its topology has {now.entries} names, {was.entries} before"
+        text = f"topology changed: {now.entries} names; before: {was.entries}"
         yield Event(at_ms=at_ms, kind="topology", about=name, text=text)
     known = set(was.losses)
     for loss in now.losses:
@@ -88,6 +94,6 @@ def _of_consumers(old: Answer, new: Answer, at_ms: int) -> Iterator[Event]:
     for key, row in new.rows.items():
         before = old.rows.get(key)
         if row.kind in SOURCES and before and bool(before.consumers) != bool(row.consumers):
-            what = "has its first consumer" if row.consumers else "has no consumer any more"
+            what = "got its first consumer" if row.consumers else "lost its last consumer"
             text = f"{what} on {new.broker}"
             yield Event(at_ms=at_ms, kind="consumers", about=row.name, text=text)

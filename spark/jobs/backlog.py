@@ -159,7 +159,9 @@ def _page(run: Run, measured: dict[str, Any]) -> Page:
         else "Nothing waited.",
         figures=(
             Figure(
-                cell(worst["peak"]), "most at once", " ".join(filter(None, (worst["broker"], by)))
+                cell(worst["peak"]),
+                "most at once in one queue",
+                " ".join(filter(None, (worst["broker"], by))),
             ),
             Figure(oldest, "longest wait", by),
             Figure(cell(len(left)), "queues not emptied", f"of {len(drains)}"),

@@ -193,14 +193,24 @@ def measure(
         "variants": [*_variants(model, load, range_, cores=cores, busy_max=busy_max, spare=spare)],
     }
     faults = [*range_.beyond(load, count).values()]
-    if faults and (enough := range_.brokers(load, count)):
-        faults.append(f"{plural(enough + spare, 'broker')} would be within all that was measured")
+    within = range_.brokers(load, count)
+    found["brokers_within_runs"] = None if within is None else within + spare
     if found["error_mean"] > error_max:
         faults.append(
             f"the runs do not carry a model: it is {found['error_mean']:.0%} off on runs that it has not "
             f"seen, more than {error_max:.0%}"
         )
-    return Answer(found, _page(found, load, durability, cores, busy_max, tuple(faults)))
+    page = _page(found, load, durability, cores, busy_max, tuple(faults))
+    return Answer(found, page, unshown=_unshown(found))
+
+
+def _unshown(measured: Mapping[str, Any]) -> str:
+    """Return the verdict where the runs do not bear out the answer."""
+    within, count = measured["brokers_within_runs"], measured["brokers"]
+    text = f"By the model {plural(count, 'broker')}, which the runs do not show."
+    if within is not None and within > count:
+        text += f" With {within:,}, each broker would get no more than a run has shown."
+    return text
 
 
 def _row(run: Measured) -> dict[str, Any]:

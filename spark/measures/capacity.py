@@ -314,7 +314,7 @@ class Range:
             )
         for run in self.grid.bounds:
             if is_as_much(share, run.load):
-                found["bound"] = (
+                found["did not keep up"] = (
                     f"each broker would get {per_second(share.rate_per_s)}: in the run {run.name} "
                     f"{run.limit} with {per_second(run.load.rate_per_s)} of {run.load.size:,.0f} B to "
                     f"{run.load.fan_out:g}"

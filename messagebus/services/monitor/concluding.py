@@ -73,13 +73,13 @@ def _ruled(
     held: Mapping[tuple[str, str], Raised],
     at_ms: int,
 ) -> list[Event]:
-    """Return what was raised, and what is over: not what another rule says now."""
+    """Return what was raised, and what is resolved: not what another rule says now."""
     was = {(each.rule.name, each.about) for each in before}
     raised = [
         Event(at_ms, "rule", e.subject, e.text) for e in after if (e.rule.name, e.about) not in was
     ]
     over = [
-        Event(at_ms, "rule", e.subject, f"over: {e.text}")
+        Event(at_ms, "rule", e.subject, f"resolved: {e.text}")
         for e in before
         if (e.rule.name, e.about) not in held
     ]

@@ -170,19 +170,19 @@ def told_bus(**more: Any) -> Bus:
 @pytest.mark.parametrize(
     ("old", "new", "kind", "text"),
     [
-        ({}, {"fault": "timed out"}, "agent", "its agent does not answer: timed out"),
-        ({"fault": "timed out"}, {}, "agent", "its agent answers again"),
+        ({}, {"fault": "timed out"}, "agent", "agent does not answer: timed out"),
+        ({"fault": "timed out"}, {}, "agent", "agent answers again"),
         ({}, {"verdict": "down", "reason": "no link"}, "broker", "is down: no link"),
         ({}, {"fault": "x", "away": True}, "broker", "does not answer its agent"),
         ({"fault": "x", "away": True}, {}, "broker", "answers its agent again"),
-        ({"verdict": "down"}, {}, "broker", "takes publishes"),
+        ({"verdict": "down"}, {}, "broker", "is ready"),
         (
             {},
             {"verdict": "drain", "draining": "x", "reason": "x"},
             "broker",
-            "asks publishers to leave: x",
+            "is draining: x",
         ),
-        ({}, {"topology": "t2", "entries": 3}, "topology", "its topology has 3 names, 1 before"),
+        ({}, {"topology": "t2", "entries": 3}, "topology", "topology changed: 3 names; before: 1"),
         ({}, {"losses": (LOST,)}, "loss", "queue mb.sub/x was deleted"),
         (
             {"losses": (LOST,)},
@@ -190,8 +190,8 @@ def told_bus(**more: Any) -> Bus:
             "loss",
             "queue mb.sub/x was recreated",
         ),
-        ({}, {"consumers": 0}, "consumers", "has no consumer any more on mb1"),
-        ({"consumers": 0}, {}, "consumers", "has its first consumer on mb1"),
+        ({}, {"consumers": 0}, "consumers", "lost its last consumer on mb1"),
+        ({"consumers": 0}, {}, "consumers", "got its first consumer on mb1"),
         ({}, {"consumers": 2}, "", ""),
         ({}, {}, "", ""),
     ],
@@ -205,7 +205,9 @@ def test_one_change_is_one_event(
 
 def test_a_new_list_says_who_came_and_who_left() -> None:
     old, new = bus(seen("mb1"), seen("mb2")), replace(bus(seen("mb2"), seen("mb3")), generation=2)
-    assert [each.text for each in changes(old, new)] == ["generation 2 is served: + mb3, - mb1"]
+    assert [each.text for each in changes(old, new)] == [
+        "consumer list generation 2: mb3 added, mb1 removed"
+    ]
 
 
 def test_a_balancer_that_judges_otherwise_is_told() -> None:
@@ -214,7 +216,7 @@ def test_a_balancer_that_judges_otherwise_is_told() -> None:
         for status in ("UP", "DOWN")
     )
     (event,) = changes(old, new)
-    assert (event.about, event.text) == ("mb1", "http://lb1 has mb1 as DOWN, UP before")
+    assert (event.about, event.text) == ("mb1", "is DOWN at http://lb1; before: UP")
 
 
 def test_nothing_is_told_of_a_broker_without_an_earlier_answer() -> None:

@@ -30,6 +30,20 @@ from messagebus.services.monitor.pages.shared import (
 from messagebus.services.monitor.playbooks import Playbook
 from messagebus.terminal import plural
 
+# Kinds of events -> their names in the journal.
+JOURNAL_KINDS = {
+    "": "All",
+    "broker": "Brokers",
+    "agent": "Agents",
+    "balancer": "Balancers",
+    "list": "List",
+    "topology": "Topology",
+    "consumers": "Consumers",
+    "loss": "Losses",
+    "rule": "Alerts",
+    "action": "Actions",
+    "look": "Bodies read",
+}
 TONES = {"page": "bad", "warn": "warn", "info": "info"}
 
 
@@ -160,7 +174,6 @@ def journal(
     playbooks: Sequence[Playbook] = (),
 ) -> Values:
     """Return the values of the journal."""
-    kinds = ("", "broker", "list", "topology", "consumer", "rule", "action", "look")
     kind = query.get("kind", "")
     known = {"about": query["about"]} if query.get("about") else {}
     return {
@@ -170,8 +183,8 @@ def journal(
         "playbooks": [(f"{number} {each.name}", each) for number, each in enumerate(playbooks)],
         "about": query.get("about", ""),
         "views": [
-            Link(each.capitalize() or "All", with_query(known, kind=each), each == kind)
-            for each in kinds
+            Link(words, with_query(known, kind=each), each == kind)
+            for each, words in JOURNAL_KINDS.items()
         ],
     }
 
@@ -204,7 +217,7 @@ def rules(board: Board, query: Query, settings: Settings, table: Sequence[Rule])
     raised = {each.rule.name for each in view.raised}
     note = f"{len(raised)} of {len(table)} are firing"
     if view.noticed:
-        note += f"; {plural(len(view.noticed), 'case')} pending"
+        note += f"; {plural(len(view.noticed), 'case')} not firing yet"
     return {"title": "Rules", "lines": [(row.rule.name, row) for row in rows], "note": note}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html import unescape
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from messagebus.observing.changes import ChangeKind
 from messagebus.observing.rules import RULES, Raised
 from messagebus.observing.snapshot import NO_LINK, Bus, Consumer, ObservedBroker
 from messagebus.services.monitor import figures, live
@@ -18,10 +19,10 @@ from messagebus.services.monitor.api import source_row
 from messagebus.services.monitor.board import Board, View, board
 from messagebus.services.monitor.concluding import Concluding
 from messagebus.services.monitor.config import MonitorConfig
-from messagebus.services.monitor.eventlog import EventLog
+from messagebus.services.monitor.eventlog import ACTION, EventLog
 from messagebus.services.monitor.history import History
 from messagebus.services.monitor.pages.brokers import broker, brokers
-from messagebus.services.monitor.pages.others import clients, parked
+from messagebus.services.monitor.pages.others import JOURNAL_KINDS, clients, journal, parked
 from messagebus.services.monitor.pages.overview import overview
 from messagebus.services.monitor.pages.shared import (
     Settings,
@@ -54,6 +55,13 @@ def parts_of(template: str, made: Board, values: Values | None) -> dict[str, str
     assert values is not None
     common = {"kinds": KINDS, "actions_off": "", "is_live": True, "who": NOBODY}
     return dict(Renderer().render(template, {**chrome(made, SETTINGS), **values, **common}).parts)
+
+
+def test_the_journal_can_be_restricted_to_each_kind_of_event() -> None:
+    own = {"rule", ACTION, "look"}
+    assert JOURNAL_KINDS.keys() == {"", *get_args(ChangeKind), *own}
+    made = journal(board_of(bus_of(seen("mb1"))), {"kind": "consumers"}, SETTINGS)
+    assert [each.text for each in made["views"] if each.is_chosen] == ["Consumers"]
 
 
 def rows_of(template: str, made: Board, values: Values | None) -> dict[str, dict[str, str]]:

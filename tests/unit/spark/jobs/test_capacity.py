@@ -258,7 +258,7 @@ def test_a_run_that_did_not_keep_up_is_a_bound_and_shows_neither_cost_nor_capaci
     assert code == 7
     assert "in the run fsync-1000-x1-1000 consumers did not keep up with 800/s of 1,000 B" in text
     # A broker that gets less is within all that was measured.
-    assert "2 brokers would be within all that was measured" in text
+    assert "With 2, each broker would get no more than a run has shown." in text
     assert "Left out, consumers did not keep up: fsync-1000-x1-1000." in text
     code, text = plan(runs, tmp_path / "less", "--rate", "700", *asked)
     assert code == 0, text
@@ -289,10 +289,11 @@ def test_more_of_a_brokers_cores_than_any_run_used_is_a_fault(runs: Path, tmp_pa
     found = json.loads((tmp_path / "out" / "capacity.json").read_text())
     assert found["brokers"] == 1
     assert re.search(r"would use [\d.]+ cores: measured were loads of up to [\d.]+ only", text)
-    [more] = re.findall(r"(\d+) brokers would be within all that was measured", text)
-    [enough] = [each for each in found["faults"] if "within all" in each]
-    assert enough.startswith(more)
-    assert int(more) > 1
+    [more] = re.findall(r"With (\d+), each broker would get no more than a run has shown", text)
+    assert found["brokers_within_runs"] == int(more) > 1
+    assert text.startswith(
+        "capacity, 950/s of 16,000 B to 4, page-cache: By the model 1 broker, which"
+    )
 
 
 def test_a_variant_beyond_the_runs_says_so(runs: Path, tmp_path: Path) -> None:
