@@ -36,22 +36,6 @@ import pytest
 
 from docs import guarantees
 
-__all__ = [
-    "DURATIONS",
-    "EXTRAS",
-    "PARTS",
-    "TIERS",
-    "TURN_DAYS",
-    "UNKNOWN_S",
-    "is_by_turns",
-    "is_due",
-    "is_selected",
-    "one_of_each",
-    "part_of",
-    "read_durations",
-    "today",
-]
-
 TESTS = Path(__file__).resolve().parent
 CHECKOUT = TESTS.parent
 # Unit tests that `make check` always runs: what every message passes through.

@@ -21,8 +21,6 @@ from ops.local import roots
 from tests import tiers
 from tests.support.examples import THOROUGH
 
-__all__ = ["Release", "Share", "shares"]
-
 CHECKOUT = Path(__file__).resolve().parents[1]
 SITE_PACKAGES = CHECKOUT / ".venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 NEWEST, OTHERS = "sid", ("trixie",)

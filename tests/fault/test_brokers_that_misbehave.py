@@ -72,9 +72,6 @@ def ends(futures: list[Future[Published]]) -> set[Outcome]:
     return {future.result(WITHIN_S * FACTOR).outcome for future in futures}
 
 
-# -- the protocol broken
-
-
 @pytest.mark.guarantee("malformed-frames")
 @pytest.mark.parametrize("frame", [BAD_FRAME, ODD_FRAME], ids=["end", "type"])
 def test_a_frame_that_is_none_ends_the_link_and_clients_come_back(
@@ -118,9 +115,6 @@ def _put_and_received(rabbit: FakeRabbit, consumer: Consumer) -> bool:
     rabbit.put(QUEUE, b"good")
     delivery = consumer.receive(0.5)
     return delivery is not None and delivery.body == b"good"
-
-
-# -- small limits
 
 
 @pytest.mark.guarantee("malformed-frames")
@@ -210,9 +204,6 @@ def test_without_heartbeats_a_link_that_fell_silent_is_left_for_one_to_the_same_
         assert future.result(WITHIN_S * FACTOR).outcome is Outcome.CONFIRMED
 
 
-# -- silence
-
-
 @pytest.mark.guarantee("frozen-or-silent-link")
 @pytest.mark.parametrize("step", ["connect", "start", "tune", "open"])
 def test_silence_in_the_handshake_is_given_up_within_its_time_and_tried_again(
@@ -230,9 +221,6 @@ def test_silence_in_the_handshake_is_given_up_within_its_time_and_tried_again(
         eventually(lambda: rabbit.accepted > before + 1, within_s=WITHIN_S)
         rabbit.manners.silent_after = ""
         publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
-
-
-# -- closed and cancelled
 
 
 def closers() -> dict[str, Callable[[FakeRabbit], object]]:
@@ -314,9 +302,6 @@ def test_a_blocked_broker_takes_nothing_until_it_is_unblocked_and_deadlines_hold
         assert patient.result(WITHIN_S * FACTOR).outcome is Outcome.CONFIRMED
 
 
-# -- a reader that does not read
-
-
 @pytest.mark.guarantee("every-wait-is-bounded")
 def test_a_broker_that_reads_nothing_fills_the_backlog_and_no_memory(
     rabbit: FakeRabbit, hot_path: str, monkeypatch: pytest.MonkeyPatch
@@ -353,9 +338,6 @@ def test_a_broker_that_reads_nothing_fills_the_backlog_and_no_memory(
 def _submit_for_ever(publisher: Publisher, body: bytes, futures: list[Future[Published]]) -> None:
     while True:
         futures.append(publisher.submit(TOPIC, body + b"%d" % len(futures), timeout_s=0.5))
-
-
-# -- a message that this broker does not take
 
 
 @pytest.mark.guarantee("over-the-brokers-limit")

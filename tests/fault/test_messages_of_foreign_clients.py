@@ -211,9 +211,6 @@ def test_what_was_received_may_be_sent_on_or_is_refused_at_once(
         publisher.send_safe(TOPIC, copy, timeout_s=WITHIN_S)
 
 
-# -- on RabbitMQ, from pika
-
-
 @pytest.mark.guarantee("foreign-headers")
 def test_headers_of_every_kind_from_another_client_through_rabbitmq(
     cluster: LocalCluster, bus: BusConfig, topic: str, hot_path: str

@@ -64,9 +64,6 @@ bus = BusConfig(broker={rabbit.name!r})
     )
 
 
-# -- processes
-
-
 @pytest.mark.guarantee("exit-settles-or-says")
 def test_an_interpreter_that_exits_with_messages_in_flight_settles_them(
     rabbit: FakeRabbit,
@@ -379,9 +376,6 @@ assert os.waitstatus_to_exitcode(status) == 7, status
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# -- clocks
-
-
 @pytest.mark.guarantee("clock-jump-and-fork")
 @pytest.mark.parametrize("jump_s", [-10 * YEAR_S, -3600, 3600, 60 * YEAR_S], ids=str)
 def test_a_wall_clock_that_jumps_disturbs_nobody(
@@ -429,9 +423,6 @@ def _send_and_receive(publisher: Publisher, consumer: Consumer) -> None:
     assert consumer.ack(delivery)
 
 
-# -- threads
-
-
 @pytest.mark.guarantee("ack-to-its-own-link")
 def test_of_two_threads_that_answer_one_delivery_exactly_one_does(rabbit: FakeRabbit) -> None:
     for number in range(ROUNDS):
@@ -463,9 +454,6 @@ def _answered_by_two(consumer: Consumer, delivery: Delivery) -> Counter[str]:
     for thread in threads:
         thread.join()
     return said
-
-
-# -- the list
 
 
 @pytest.mark.guarantee("no-list-at-start")

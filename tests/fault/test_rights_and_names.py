@@ -38,9 +38,6 @@ NO_RIGHTS = {"configure": "^$", "write": "^$", "read": "^$"}
 TOPIC, SUBSCRIPTION, QUEUE = "orders", "billing", "mb.sub/orders/billing"
 
 
-# -- a virtual host that is not there
-
-
 @pytest.mark.guarantee("wrong-login")
 def test_a_virtual_host_that_is_not_there_is_told_at_once(
     cluster: LocalCluster, bus: BusConfig, topic: str
@@ -51,9 +48,6 @@ def test_a_virtual_host_that_is_not_there_is_told_at_once(
         Publisher(nowhere).start(require="one", timeout_s=WITHIN_S)
     with pytest.raises(LoginRefused, match="nowhere"):
         Consumer(nowhere, f"queue:{topic}").start(require="one", timeout_s=WITHIN_S)
-
-
-# -- rights that change while clients run
 
 
 def grant(cluster: LocalCluster, rights: dict[str, str]) -> None:
@@ -131,8 +125,6 @@ def close_all_of(cluster: LocalCluster, name: str, user: str) -> None:
     with cluster.management(name) as api:
         api.delete(f"/api/connections/username/{user}").raise_for_status()
 
-
-# -- what each role may do with each thing
 
 ACCESS_REFUSED = 403
 READS = ("consume", "get", "purge")
@@ -295,9 +287,6 @@ def test_no_role_has_an_agent_make_what_its_own_rights_do_not_cover(
             assert found == (200 if kind in may.split() else 403), name
         if role == "narrow":
             assert agent.post("/topology", json={"wanted": [f"{topic}/spy"]}).status_code == 403
-
-
-# -- brokers that call themselves strangely
 
 
 @pytest.mark.guarantee("brokers-of-one-name")

@@ -31,8 +31,6 @@ from typing import IO, Literal
 
 from tests.support.eventually import FACTOR, eventually
 
-__all__ = ["DATA_DISK", "IMAGES", "Host", "Lab", "build", "missing"]
-
 ROOT = Path(__file__).resolve().parents[2]
 # Debian release of the hosts; another one by $MESSAGEBUS_HOSTS_SUITE.
 SUITE = os.environ.get("MESSAGEBUS_HOSTS_SUITE", "bookworm")

@@ -16,8 +16,6 @@ from tests.hosts.lab import DATA_DISK, ROOT, Host, Lab
 from tests.support.eventually import FACTOR, eventually
 from tests.support.mirrors import mirrored_inventory
 
-__all__ = ["NAME", "Mirrored"]
-
 NAME = "mb1"
 MOUNT = "/var/lib/rabbitmq"
 AMQP_PORT = 5672

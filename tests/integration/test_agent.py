@@ -117,9 +117,6 @@ def messages_in(cluster: LocalCluster, name: str, queue: str) -> list[str]:
     return [message["payload"] for message in answer.json()]
 
 
-# -- the register
-
-
 def test_an_application_registers_by_its_broker_login(cluster: LocalCluster, topic: str) -> None:
     wanted = [topic, f"{topic}/billing", f"queue:{topic}"]
     answer = post(cluster, "mb1", {"wanted": wanted}, auth=bus_login(cluster))
@@ -342,9 +339,6 @@ def test_a_wiped_agent_adopts_the_map_from_the_others(broken: LocalCluster, topi
     assert entry_of(broken, "mb3", topic) == entry_of(broken, "mb1", topic)
 
 
-# -- what vanishes
-
-
 @pytest.mark.guarantee("no-clock-decides")
 @pytest.mark.parametrize("years", [10, -10])
 def test_an_agent_whose_clock_is_years_off_makes_nobody_forget_and_forgets_nothing(
@@ -440,9 +434,6 @@ def test_what_vanished_while_the_agent_was_away_is_told_too(
     assert loss["how"] == "start"
 
 
-# -- the verdict
-
-
 def test_the_verdict_of_a_broker_in_alarm_is_drain(broken: LocalCluster) -> None:
     assert checked(broken, "mb1") == "ready\n"
     try:
@@ -516,9 +507,6 @@ def is_brought_about(cluster: LocalCluster, name: str) -> bool:
         return False
 
 
-# -- the list
-
-
 def test_the_list_has_its_headers_and_is_conditional(cluster: LocalCluster) -> None:
     answer = get(cluster, "mb1", "/consumer-list")
     generation = answer.headers["MB-Generation"]
@@ -574,9 +562,6 @@ def test_a_bad_list_changes_nothing_and_is_counted(broken: LocalCluster) -> None
         ),
         within_s=60,
     )
-
-
-# -- its start
 
 
 def test_a_port_in_use_is_one_line(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -79,9 +79,6 @@ def delete_by_hand(cluster: LocalCluster, queue: str) -> None:
             management.delete(f"/api/queues/%2F/{quote(queue, safe='')}")
 
 
-# -- durability
-
-
 @pytest.mark.guarantee("durability-by-name")
 @pytest.mark.parametrize("durability", Durability)
 def test_each_level_has_its_kind_of_queue_on_every_broker_and_passes_messages(
@@ -120,9 +117,6 @@ def test_a_subscription_takes_the_level_of_its_topic(
         assert entry_of(cluster, name, f"{topic}/all")["durability"] == "page-cache"
         arguments = queue_of(cluster, name, f"mb.sub/{topic}/all")["arguments"]
         assert arguments["x-queue-type"] == "classic"
-
-
-# -- what exists otherwise
 
 
 @pytest.mark.guarantee("mismatch-is-told")
@@ -199,12 +193,6 @@ def answers(cluster: LocalCluster, name: str) -> bool:
             return management.get("/api/overview").status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
-
-
-# -- single active consumer
-
-
-# -- what expires
 
 
 def expiring(topic: str) -> Subscription:
@@ -298,9 +286,6 @@ def test_without_agents_an_ephemeral_subscription_is_left_to_expire(
         broken.start(name, agent=True)
     broken.wait_ready(broken.names)
     eventually(lambda: is_deleted(broken, source), within_s=2 * EXPIRES_S + WITHIN_S)
-
-
-# -- delay
 
 
 @pytest.mark.guarantee("delayed-in-time")

@@ -195,9 +195,6 @@ def test_what_is_not_of_the_bus_is_refused_to_a_user_of_the_bus(
         assert frames.errors.get(timeout=WITHIN_S).headers["message"] == "access_refused"
 
 
-# -- MQTT
-
-
 class Device:
     """Connection by MQTT 3.1.1."""
 

@@ -28,8 +28,6 @@ from ops.errors import NoAnswer
 from ops.run.plan import Command
 from tests.support.fake_view import OneForAll
 
-__all__ = ["Killed", "SimulatedCluster", "Violation"]
-
 SUBSCRIPTION = "mb.sub/orders/billing"
 FOREIGN = "legacy"
 LOCKED = "locked"

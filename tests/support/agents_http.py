@@ -9,8 +9,6 @@ import pytest
 
 from consumer_lists.nodes import Cluster, Node
 
-__all__ = ["AgentsHttp", "cluster_of"]
-
 
 class AgentsHttp:
     """Agents behind `httpx.get`. answers: ``host:port/path`` -> text, or a status code; all else refuses."""

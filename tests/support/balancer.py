@@ -11,8 +11,6 @@ from inventory.inventory import Inventory, parse
 from lb.runtime import ServerState
 from messagebus.secret import Secret
 
-__all__ = ["BASE", "PASSWORD", "UP", "inventory", "inventory_values", "mirrored_values"]
-
 BASE = Path("/somewhere")
 PASSWORD = "pr'o\"be e$x"
 UP = ServerState(

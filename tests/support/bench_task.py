@@ -6,8 +6,6 @@ from typing import Any
 
 from bench.harness.timed_turn import Task
 
-__all__ = ["bench_task"]
-
 ENV = {
     "MESSAGEBUS_BROKER": "127.0.0.1:5672",
     "MESSAGEBUS_LIST_URL": "http://127.0.0.1:8081/consumer-list",

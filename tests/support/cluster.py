@@ -12,8 +12,6 @@ from ops.local import process
 from ops.local.cluster import LocalCluster
 from tests.support.leaks import LEAKS
 
-__all__ = ["MakeCluster", "cluster_factory", "end"]
-
 MakeCluster = Callable[..., LocalCluster]
 # Has every cluster use TLS, for tests that dial by the cluster's own settings: moves of partitions.
 TLS = bool(os.environ.get("TESTS_TLS"))

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["LANGUAGES", "built"]
-
 FOLDER = Path(__file__).resolve().parents[2] / "clients"
 # The libraries of the one in Rust are compiled, too.
 BUILD_WITHIN_S = 900

@@ -28,16 +28,6 @@ from sqlalchemy.pool import NullPool
 from messagebus.databases import MYSQL, POSTGRESQL, SQLITE, Pending, execute
 from tests.support.servers import SingleServer
 
-__all__ = [
-    "KINDS",
-    "Database",
-    "connect",
-    "open_connection",
-    "result_of",
-    "some_wait",
-    "transaction",
-]
-
 T = TypeVar("T")
 
 

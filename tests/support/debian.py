@@ -11,8 +11,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-__all__ = ["program"]
-
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "messagebus" / "debian"
 # The largest is 20 MB.
 DOWNLOAD_WITHIN_S = 240

@@ -26,8 +26,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["EXAMPLES", "LANGUAGES", "ROOT", "Block", "blocks_of", "files_of", "pages"]
-
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 # Languages and their treatment by a test; a block of any other is a fault.

@@ -20,8 +20,6 @@ from bench.figures import duckdb_audit
 from bench.figures.duckdb_audit import VERDICTS
 from bench.figures.generated_run import WALL_NS
 
-__all__ = ["answer", "different", "fed", "opened"]
-
 Answer: TypeAlias = list[list[Any]]
 Histograms: TypeAlias = Mapping[tuple[str, str], HdrHistogram]
 """(publisher, broker) -> latencies from the intended time to the confirm, in ns."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-__all__ = ["THOROUGH", "examples", "without_large"]
-
 # Set to 1 by `make test-all`, `make mutants`, and by whoever wants to know.
 THOROUGH = "TESTS_THOROUGH"
 QUICK_SHARE = 4

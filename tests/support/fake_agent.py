@@ -22,8 +22,6 @@ from messagebus.admin.proof import ASK, PROOF, Challenges, answer_proof
 from messagebus.secret import Secret
 from messagebus.topology import GATE
 
-__all__ = ["CLIENT", "FakeAgent", "FakeBroker", "fake_agent", "fake_broker"]
-
 CLIENT = b"a client, not a check\n"
 """First bytes of a client of a FakeBroker; they are sent back, as long as the connection lives."""
 

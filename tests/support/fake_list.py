@@ -15,8 +15,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from messagebus.broker import Broker, BrokerList, ListedBroker
 
-__all__ = ["FakeList", "serve_list"]
-
 WAIT_MAX_S = 60.0
 
 

@@ -18,7 +18,6 @@ import pika.spec as spec
 if TYPE_CHECKING:
     from tests.support.fake_amqp import FakeRabbit
 
-__all__ = ["FRAME_END", "Channel", "Connection", "Consumer", "FakeQueue", "Stored"]
 
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 HEAD = Struct(">BHI")

@@ -7,8 +7,6 @@ from typing import Any, cast
 
 from ops.cluster.view import View
 
-__all__ = ["OneForAll", "view_of"]
-
 
 class OneForAll:
     """View whose three clients are the view itself: its subclasses answer what their tests ask."""

@@ -48,9 +48,6 @@ RELOAD_WITHIN_S = 60.0
 LISTED_WITHIN_S = 60.0
 
 
-# -- settings of clients
-
-
 def bus_config(cluster: LocalCluster, **settings: Any) -> BusConfig:
     """Return an application's settings: everything through the balancer."""
     defaults: dict[str, Any] = {
@@ -68,9 +65,6 @@ def bus_config(cluster: LocalCluster, **settings: Any) -> BusConfig:
 def direct(cluster: LocalCluster, name: str, **settings: Any) -> BusConfig:
     """Return the same settings, but publishing to this broker and no other."""
     return bus_config(cluster, broker=cluster.node(name).broker, **settings)
-
-
-# -- agents
 
 
 def ask_agent(
@@ -134,9 +128,6 @@ def operators_drain(cluster: LocalCluster, name: str, draining: bool) -> None:
     ask_agent(cluster, name, "POST", "/drain", json=body).raise_for_status()
 
 
-# -- brokers
-
-
 def queue_exists(cluster: LocalCluster, name: str, queue: str) -> bool:
     with cluster.management(name) as management:
         return (
@@ -168,9 +159,6 @@ def close_connections(cluster: LocalCluster, name: str, wanted: str) -> None:
     )
 
 
-# -- the list
-
-
 def write_list(cluster: LocalCluster, names: Iterable[str], *, draining: Iterable[str] = ()) -> int:
     """Give every node a list of these brokers, with a new generation, as `consumer_lists push` does."""
     generation = _generation(cluster) + 1
@@ -191,9 +179,6 @@ def write_list(cluster: LocalCluster, names: Iterable[str], *, draining: Iterabl
 def _generation(cluster: LocalCluster) -> int:
     files = [cluster.layout.list_file, *(node.list_file for node in cluster.layout.nodes)]
     return max(BrokerList.parse(file.read_text()).generation for file in files)
-
-
-# -- the balancer
 
 
 def balancer_state(cluster: LocalCluster, name: str) -> str:
@@ -245,9 +230,6 @@ def balancer_configured(cluster: LocalCluster, text: str) -> Iterator[None]:
     finally:
         config.write_text(before)
         reload_balancer(cluster)
-
-
-# -- putting right
 
 
 def restore(cluster: LocalCluster) -> None:

@@ -36,8 +36,6 @@ from messagebus.observing.snapshot import (
 from messagebus.secret import Secret
 from tests.support.observed import NOW_MS, state
 
-__all__ = ["Fleet"]
-
 SHARE_CHANGED = 0.1
 
 

@@ -18,8 +18,6 @@ from messagebus.services.gateway.service import Gateway
 from messagebus.services.gateway.testing import MemoryGatewayBus
 from messagebus.testing import MemoryBus
 
-__all__ = ["Served", "gateway_on", "on_a_thread", "token_entry", "write_tokens"]
-
 
 class Served:
     """A running gateway with an HTTP client of its own."""

@@ -15,8 +15,6 @@ from bench.figures.gateway import GatewayProcess
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster
 
-__all__ = ["MESSAGES_A_ROUND", "ROUNDS", "SENDERS", "TROUBLES", "Programs", "run_kills"]
-
 SUBSCRIPTION = "reader"
 MESSAGES_A_ROUND, SENDERS = 150, 4
 ROUNDS = (("mb1",), ("gateway 0",), ("mb2", "gateway 1"))

@@ -21,8 +21,6 @@ from tests.support.eventually import FACTOR, eventually
 from tests.support.fake_agent import CLIENT, FakeAgent, FakeBroker, fake_agent, fake_broker
 from tests.support.killed import children_of
 
-__all__ = ["HOST", "Rig"]
-
 HOST = "127.0.0.1"
 
 

@@ -11,8 +11,6 @@ import httpx
 
 from tests.support.eventually import eventually_async
 
-__all__ = ["held_bodies"]
-
 Post = Callable[..., Coroutine[Any, Any, httpx.Response]]
 
 

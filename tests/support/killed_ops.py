@@ -9,8 +9,6 @@ import sys
 from ops.__main__ import main
 from ops.run.journal import Journal
 
-__all__ = ["run"]
-
 
 def run(after: int, words: list[str]) -> None:
     """Run a command, silently, as the only thing that this process does; it ends here.

@@ -18,8 +18,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
-__all__ = ["LEAKS", "Leaks", "spellings"]
-
 # Shorter words would be found by chance.
 SECRET_CHARS_MIN = 8
 TOLD_MAX = 50

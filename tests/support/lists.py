@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from messagebus.broker import Broker, BrokerList, ListedBroker
 
-__all__ = ["broker_lists", "brokers", "list_texts"]
-
 brokers = st.builds(
     Broker,
     st.sampled_from(["mb1", "mb2.example", "10.0.0.7", "[::1]", "x-1_y.z"]),

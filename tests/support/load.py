@@ -33,8 +33,6 @@ from messagebus import (
 from messagebus.destination import Destination, Queue, parse_destination
 from tests.support.eventually import FACTOR, patience
 
-__all__ = ["Arrival", "Consuming", "Load", "Sent", "consuming", "drain", "publishing"]
-
 # Publishes of one publisher under way at the same time, and how often it starts one. Four of them
 # leave two thirds of a slow core to the brokers, and still hit every window of some milliseconds.
 IN_FLIGHT = 16

@@ -12,8 +12,6 @@ from inventory.errors import CommandFailed
 from ops.mirror.view import MirrorView
 from ops.run.plan import Plan
 
-__all__ = ["FakeHosts", "mirror_view", "mirrored_inventory", "ran", "recorded_outputs"]
-
 OUTPUTS = Path(__file__).resolve().parents[1] / "unit" / "ops" / "mirror" / "drbd_outputs"
 MIRROR = "r0"  # its name in the records
 

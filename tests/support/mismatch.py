@@ -6,8 +6,6 @@ import pytest
 
 from messagebus import BusConfig, Publisher, Queue, Refused, Topic
 
-__all__ = ["costs_one_destination_and_not_the_link"]
-
 DEADLINE_S = 30.0
 
 

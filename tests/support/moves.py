@@ -11,8 +11,6 @@ from messagebus.tools.partitions import begun
 from ops.local.cluster import LocalCluster
 from tests.support.faults import agent_answer, bus_config
 
-__all__ = ["begin", "chains", "homes", "rotated", "settled"]
-
 
 def chains(cluster: LocalCluster, topic: str, at: str = "") -> tuple[Chain, ...]:
     """Return the unfinished segments of each partition, as an agent has them."""

@@ -17,8 +17,6 @@ from messagebus.observing.snapshot import (
     State,
 )
 
-__all__ = ["NOW_MS", "answer", "bus", "row", "seen", "state"]
-
 NOW_MS = 1_795_354_800_000
 
 

@@ -25,19 +25,6 @@ from tests.support.eventually import eventually
 from tests.support.faults import bus_config, direct
 from tests.support.killed import Killed
 
-__all__ = [
-    "CONSUMERS",
-    "EVENTS",
-    "PARTITIONS",
-    "WHOLE",
-    "WITHIN_S",
-    "Group",
-    "keys_of",
-    "loaded",
-    "out_of_order",
-    "write_deliveries",
-]
-
 WITHIN_S = 180.0
 WHOLE = bool(os.environ.get("TESTS_ORDER_WHOLE"))
 """The sizes of the long form."""

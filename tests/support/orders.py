@@ -9,8 +9,6 @@ from messagebus import Consumer, Delivery
 from tests.support.eventually import FACTOR
 from tests.support.fake_amqp import FakeRabbit, fake_rabbit
 
-__all__ = ["QUEUE", "SUBSCRIPTION", "TOPIC", "WITHIN_S", "orders_rabbit", "received", "taken"]
-
 TOPIC, SUBSCRIPTION, QUEUE = "orders", "billing", "mb.sub/orders/billing"
 WITHIN_S = 60.0
 

@@ -19,8 +19,6 @@ import pymysql
 from messagebus.databases import execute
 from messagebus.outbox import Outbox
 
-__all__ = ["TABLE", "main"]
-
 TABLE = (
     "CREATE TABLE orders (message_id VARCHAR(64) PRIMARY KEY, writer VARCHAR(64), of_key VARCHAR(64),"
     " number INT, topic VARCHAR(64))"

@@ -19,8 +19,6 @@ from messagebus.outbox.table import Table
 from messagebus.testing import MemoryBus
 from tests.support.connections import Database, result_of, transaction
 
-__all__ = ["FAST", "PLAIN", "Shop"]
-
 # Relays of tests look often, and take over soon.
 FAST = RelayConfig(poll_s=0.01, lease_s=1)
 PLAIN = {SQLITE: "sqlite3", POSTGRESQL: "psycopg", MYSQL: "pymysql"}

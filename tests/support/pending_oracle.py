@@ -18,8 +18,6 @@ from messagebus.core.confirms import Batch, Packing
 from messagebus.core.ends import END_UNCONFIRMED, Entry, Item
 from messagebus.core.pending import PendingPublishes
 
-__all__ = ["AgainstAnOracle"]
-
 MESSAGES_MAX, BYTES_MAX = 6, 100
 WINDOW, WINDOW_BYTES_MAX = 3, 60
 ATTEMPTS_MAX = 3

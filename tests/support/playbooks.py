@@ -19,16 +19,6 @@ from tests.support.cluster import MakeCluster, end
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import bus_config
 
-__all__ = [
-    "SUBSCRIPTION",
-    "Audit",
-    "AuditedLoad",
-    "Reused",
-    "argv",
-    "lb",
-    "ops",
-]
-
 BROKERS = 3
 PLAYBOOK_WITHIN_S = 900
 SUBSCRIPTION = "audit"

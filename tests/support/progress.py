@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["without_progress"]
-
 # The lines of messagebus.terminal.Progress where standard error is no terminal, of tasks of Spark.
 _OF_TASKS = re.compile(r"^[\w-]+: [\d,]+ (?:of [\d,]+ )?tasks?, [^\n]*\n", re.MULTILINE)
 

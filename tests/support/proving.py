@@ -7,8 +7,6 @@ import httpx
 from messagebus.admin.proof import ASK, PROOF, answer_proof
 from messagebus.secret import Secret
 
-__all__ = ["proven"]
-
 
 def proven(
     request: httpx.Request, answer: httpx.Response, *, broker: str, token: str = "operators"

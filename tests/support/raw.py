@@ -15,8 +15,6 @@ from messagebus.broker import Broker
 from messagebus.errors import MessageBusError
 from messagebus.secret import Secret
 
-__all__ = ["count_messages", "declare_queue", "publish_raw", "publish_to_young_queue"]
-
 log = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_MS = 5_000

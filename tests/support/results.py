@@ -6,8 +6,6 @@ from typing import Any
 
 from bench.load.profile import Profile
 
-__all__ = ["CLOSED", "PROFILE", "profile_with", "result"]
-
 
 def profile_with(load: dict[str, Any] | None = None, rate: float = 1, **tables: Any) -> Profile:
     """Return a profile with a constant rate. load: more of its settings, or others. tables: the others."""

@@ -17,8 +17,6 @@ from spark.measures.latency import CURVE
 from spark.measures.run import Run
 from spark.measures.sift import sifted
 
-__all__ = ["answered", "rows_read"]
-
 Answer: TypeAlias = list[Any]
 
 GROUP = ("broker", "topic")

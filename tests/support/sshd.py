@@ -19,8 +19,6 @@ from bench.processes import free_port
 from tests.support.debian import program
 from tests.support.eventually import FACTOR, eventually
 
-__all__ = ["Sshd", "ssh_server"]
-
 HOST = "127.0.0.1"
 # Root's sshd wants this user; the package would make it.
 PASSWD_LINE = "sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin\n"

@@ -12,8 +12,6 @@ from typing import Any
 
 from ops.local.cluster import LocalCluster
 
-__all__ = ["FILE", "note_starts", "summed"]
-
 # Environment variable: where each start is noted, in a line of its own.
 FILE = "TESTS_STARTS"
 METHODS = {"up": "clusters brought up", "start": "brokers and agents started"}

@@ -10,8 +10,6 @@ from typing import Any
 from messagebus import AsyncConsumer, AsyncPublisher, Consumer, Publisher
 from messagebus.testing import MemoryBus
 
-__all__ = ["Drawn", "break_links", "call", "links_left"]
-
 # Longest time until a fault ends by itself.
 FAULT_S_MAX = 0.03
 

@@ -499,9 +499,6 @@ def test_bad_retention_is_named(keep: dict[str, int]) -> None:
         Stream(Topic("orders"), **keep)
 
 
-# -- checkpoints
-
-
 texts = st.text(max_size=30)
 numbers = st.integers(0, (1 << 63) - 1)
 positions = st.builds(Position, numbers, numbers, texts, numbers)

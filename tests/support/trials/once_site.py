@@ -190,8 +190,6 @@ class Site:
         """Return the events of processes and of the store, for the judge."""
         return [*self.fleet.happened, *self._store_away]
 
-    # -- faults
-
     def fail_over(self) -> None:
         """Kill Redis's master; return when its replica has taken over and has a replica again."""
         self._wait(self.redis.is_whole, "Redis has its replica")

@@ -79,8 +79,6 @@ class Checked:
         self.bus = BusConfig.from_env(cluster.client_env())
         self._known = set[str]().union(*map(self._alive, cluster.names))
 
-    # -- agents
-
     def nothing_is_forgotten(self, agents: Sequence[str] = ()) -> None:
         """Wait until agents know all names that any of them knew at the beginning. Raises BenchError."""
         for name in agents or self.cluster.names:
@@ -115,8 +113,6 @@ class Checked:
 
     def wait(self, condition: Callable[[], object], what: str) -> None:
         wait_until(condition, within_s=WITHIN_S, what=f"after {self.name} at {self.target}, {what}")
-
-    # -- applications
 
     def all_come(self, source: str, wanted: Sequence[bytes]) -> None:
         """Wait until each of these bodies comes from the source. Raises BenchError."""

@@ -298,9 +298,6 @@ def test_it_counts_what_a_naive_audit_counts(
     assert result.total("deliveries") == len(deliveries)
 
 
-# -- gaps
-
-
 def spans_to_rows(spans: list[tuple[int, int]]) -> list[Row]:
     return [published(0, intended_ns=start, confirmed_ns=end) for start, end in spans]
 

@@ -47,9 +47,6 @@ def running(token: bytes = YOURS, unended: int = 1, now_ms: int = NOW) -> Record
     return Record(RUNNING, token, unended, now_ms + RULE.lease_ms, now_ms + RULE.remember_ms)
 
 
-# -- claims
-
-
 def test_a_message_that_nothing_is_known_of_is_run_for_the_first_time() -> None:
     record, verdict = claim(None)
     assert record == Record(FIRST, MINE, 1, NOW + 100, NOW + 1_000)
@@ -117,9 +114,6 @@ def test_a_failed_run_is_no_crash_however_often_it_fails() -> None:
         record = claims.release(record, MINE, RULE, NOW)
 
 
-# -- ends
-
-
 def test_only_its_owner_gives_a_claim_back_or_extends_it() -> None:
     record = running(YOURS)
     assert claims.release(record, MINE, RULE, NOW) is record
@@ -156,9 +150,6 @@ def test_parked_takes_nothing_from_another_who_runs_it_and_undoes_no_done() -> N
     assert claims.parked(running(YOURS), MINE, RULE, NOW + 100).state == PARKED
     assert claims.parked(None, MINE, RULE, NOW) == made
     assert claims.parked(done, MINE, RULE, NOW + 1).state == PARKED
-
-
-# -- turns
 
 
 def test_a_turn_is_carried_out_in_the_order_of_its_fields() -> None:
@@ -256,9 +247,6 @@ def test_turns_mean_what_a_naive_table_says_also_when_they_are_repeated(
             again = apply(records, turn._replace(extend=()), rule, now_ms)
             assert again.verdicts == answer.verdicts
             assert records == after
-
-
-# -- keys
 
 
 def test_keys_tell_any_two_names_apart() -> None:

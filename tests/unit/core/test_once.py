@@ -114,9 +114,6 @@ def crashed(store: Store, times: int, *items: str) -> None:
         store.now_ms += LEASE_MS
 
 
-# -- the order of steps
-
-
 def test_nothing_is_handed_out_before_its_claim_and_nothing_acked_before_it_is_stored() -> None:
     consumer = Consumer()
     consumer.arrived("a1")
@@ -223,9 +220,6 @@ def test_a_run_that_did_not_begin_after_all_asks_for_leave_again() -> None:
     assert not consumer.once.may_start("a1", consumer.now_ms)
 
 
-# -- duplicates
-
-
 def test_a_copy_of_what_was_done_is_acked_without_a_call() -> None:
     consumer = Consumer()
     consumer.start("a1")
@@ -294,9 +288,6 @@ def test_what_another_consumer_has_done_or_parked_is_acked_and_counted() -> None
     assert second.talk() == Orders(ack=["a2", "b2"])
     assert second.once.counters.duplicates == 2
     assert second.turns.is_idle
-
-
-# -- copies at the same consumer
 
 
 @pytest.mark.parametrize("end", ["ended", "parked"])
@@ -405,9 +396,6 @@ def test_copies_above_the_limit_come_again_later() -> None:
     assert consumer.took() == Orders(defer=[("b5", 5_000)])
 
 
-# -- what another consumer runs
-
-
 def test_where_order_is_kept_every_copy_is_held() -> None:
     consumer = Consumer(deferred_max=0)
     consumer.once.held.keep_all()
@@ -493,9 +481,6 @@ def test_a_message_that_is_held_with_copies_above_the_limit_goes_with_all_of_the
     assert second.turns.is_idle
 
 
-# -- leases
-
-
 def test_claims_are_extended_when_a_third_of_their_lease_is_over() -> None:
     consumer = Consumer()
     consumer.start("a1")
@@ -570,9 +555,6 @@ def test_a_lease_that_was_lost_at_work_is_counted_and_the_run_goes_on() -> None:
     assert store.state("a1") == DONE
 
 
-# -- deliveries that go back
-
-
 @pytest.mark.guarantee("unseen-is-anybodys")
 def test_what_goes_back_unseen_is_anybodys_at_once() -> None:
     store = Store()
@@ -632,9 +614,6 @@ def test_the_end_of_a_run_is_stored_also_when_its_link_is_lost() -> None:
     consumer.once.ended("a1")
     assert consumer.talk() == Orders(ack=["a1", "a3"])
     assert consumer.store.state("a1") == DONE
-
-
-# -- runs that never end
 
 
 @pytest.mark.guarantee("never-run-never-acked")
@@ -842,9 +821,6 @@ def test_a_message_whose_runs_never_end_is_parked_when_nothing_of_its_lane_stand
     assert consumer.talk() == Orders(ack=["c1"], hand_out=["d1"])
 
 
-# -- old messages
-
-
 @pytest.mark.guarantee("too-old-is-counted")
 @pytest.mark.parametrize("park", [False, True])
 def test_a_message_older_than_the_stores_memory_and_unknown_to_it_is_run_or_parked(
@@ -877,9 +853,6 @@ def test_a_message_grows_too_old_while_the_store_is_away() -> None:
     consumer.later(5_000)
     orders = consumer.talk()
     assert (orders.hand_out, [item for item, _why in orders.park]) == ([], ["a1"])
-
-
-# -- the store is away
 
 
 @pytest.mark.guarantee("dedup-waits-are-bounded")
@@ -1003,9 +976,6 @@ def test_ends_told_later_are_bounded_and_the_oldest_go(monkeypatch: pytest.Monke
     consumer.talk()
     done = [item for item in ("a1", "b1", "c1", "d1", "e1") if consumer.store.state(item) == DONE]
     assert done == ["c1", "d1", "e1"]
-
-
-# -- any schedule
 
 
 class Consumers(RuleBasedStateMachine):

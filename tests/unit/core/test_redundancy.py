@@ -28,9 +28,6 @@ FAR_MS = 1_000_000
 CONFIRMED, REFUSED, UNROUTABLE, UNKNOWN = "confirmed", "refused", "unroutable", "unknown"
 
 
-# -- the end of both copies
-
-
 @pytest.mark.parametrize("mode", [REQUIRED, PREFERRED])
 def test_two_confirms_of_two_brokers_are_both_named(mode: str) -> None:
     end = end_of(CopyEnd(CONFIRMED, "", A), CopyEnd(CONFIRMED, "", B), mode)
@@ -80,9 +77,6 @@ def test_every_end_is_that_of_the_table(first: CopyEnd, second: CopyEnd, mode: s
     assert end.outcome == expected
     assert sorted(end.brokers) == names
     assert end.downgraded == (expected == CONFIRMED and len(names) < 2)
-
-
-# -- where a copy may go
 
 
 @pytest.mark.guarantee("two-copies-two-brokers")

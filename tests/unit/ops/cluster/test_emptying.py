@@ -173,9 +173,6 @@ def test_the_proof_is_what_was_counted() -> None:
     assert check.proof() == "0 messages are left in 1 queue, counted twice and tried"
 
 
-# -- delayed messages
-
-
 def test_delayed_messages_are_waited_for_and_told() -> None:
     held = [queue("mb.delay/7200000", 3), queue("mb.delay/1000", 2), queue("a", 1, consumers=1)]
     broker = Broker(*[held] * 9, [queue("mb.delay/7200000")])

@@ -452,9 +452,6 @@ def test_a_place_says_all_that_is_needed_to_publish_there_again(
     assert place_of(again) == place
 
 
-# -- disks
-
-
 @pytest.mark.guarantee("spool-is-bounded")
 @pytest.mark.parametrize("settings", [{"messages_max": 10}, {"bytes_max": 65_536}], ids=str)
 def test_a_full_spool_takes_no_more_and_says_so(

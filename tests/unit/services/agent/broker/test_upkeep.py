@@ -671,8 +671,6 @@ async def test_a_gate_whose_answer_was_lost_may_be_open(
     assert rig.upkeep._gate.is_unknown
 
 
-# -- what expires, what is classic, what exists otherwise
-
 E_QUEUE = "mb.sub/orders/e"
 
 

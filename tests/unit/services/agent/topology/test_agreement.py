@@ -469,9 +469,6 @@ async def test_while_informed_a_round_asks_a_few_in_turn(rig: Rig) -> None:
     assert len(asked) == 20
 
 
-# -- three agents that make one name at the same moment
-
-
 class Network:
     """Network that brings one agent's requests to the others, each after some turns of the loop."""
 
