@@ -1,7 +1,8 @@
 """A RabbitMQ, or a RabbitMQ cluster, that is no broker of a bus: its queues and exchanges as they are.
 
 Nothing is declared there. A cluster is reached by one address: a balancer, or a name with the addresses of
-its nodes. Its broker may call itself as it likes; only the name of a broker of the bus is refused.
+its nodes. Its broker may call itself as it likes. On a broker of the bus only what belongs to the bus is
+refused.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from messagebus.message import BODY_BYTES_MAX, Delivery, Message
 from messagebus.stats import Durability, Published
 from messagebus.topology import Wanted
 
+# Begins the names that the bus has on its brokers.
+OF_THE_BUS = "mb."
 # Of AMQP, for a queue, an exchange, a routing key.
 AMQP_NAME_BYTES_MAX = 255
 DIAL_TIMEOUT_MS = 5_000
@@ -180,12 +183,16 @@ async def look_at(
 ) -> str:
     """Check another RabbitMQ before anything moves. Returns a warning, "" for none.
 
-    queue, exchange: must be there. ours: names of the brokers of the bus, which it must not be.
+    queue, exchange: must be there. ours: names of the brokers of the bus with the same virtual host, where
+    the bus's own queues and exchanges are refused: messages would go round.
     Raises ConfigError, NotFound, LinkError.
     """
     async with opened(bus, bus.broker, timeout_ms=DIAL_TIMEOUT_MS, is_named=False) as link:
-        if link.broker in ours:
-            raise ConfigError(f"{bus.broker} says that it is {link.broker}, a broker of this bus")
+        if link.broker in ours and (name := exchange or queue).startswith(OF_THE_BUS):
+            raise ConfigError(
+                f"{bus.broker} says that it is {link.broker}, a broker of this bus, "
+                f"to which {name!r} belongs"
+            )
         if queue and await ready_messages(link, queue) is None:
             raise NotFound(f"{bus.broker} has no queue {queue!r} in virtual host {bus.vhost!r}")
         if exchange:

@@ -129,7 +129,7 @@ _NOTED_SETTINGS = {
 
 def plan_of(definitions: Mapping[str, Sequence[Entry]]) -> Plan:
     """Return the plan for the definitions of one virtual host, by their parts; all parts may be missing."""
-    plan, names = Plan(), _Names()
+    plan = Plan()
     # An export leaves out RabbitMQ's own exchanges.
     own = {
         name: {"name": name, "type": name.removeprefix("amq.")}
@@ -138,13 +138,12 @@ def plan_of(definitions: Mapping[str, Sequence[Entry]]) -> Plan:
     exchanges = own | {each["name"]: each for each in definitions.get("exchanges", ())}
     queues = {each["name"]: each for each in definitions.get("queues", ())}
     bound = _bindings(definitions.get("bindings", ()), exchanges, queues, plan)
+    maps = _Maps(plan, exchanges, bound)
     for name, exchange in exchanges.items():
         if name and (not name.startswith("amq.") or any(source == name for source, _ in bound)):
-            _map_exchange(plan, names, exchange, bound)
-    for name, queue in queues.items():
-        _map_queue(
-            plan, names, queue, [pair for pair, ends in bound.items() if name in ends], exchanges
-        )
+            maps.exchange(exchange)
+    for queue in queues.values():
+        maps.queue(queue)
     for policy in definitions.get("policies", ()):
         _map_policy(plan, policy)
     for parameter in definitions.get("parameters", ()):
@@ -244,107 +243,110 @@ def _is_pattern(exchange: Entry, key: str) -> bool:
     return is_topic and key != "#" and bool({"*", "#"} & {*key.split(".")})
 
 
-def _map_exchange(plan: Plan, names: _Names, exchange: Entry, bound: _Bound) -> None:
-    name, kind = str(exchange["name"]), _kind(exchange)
-    what = f"exchange {name} ({exchange.get('type', kind)})"
-    if instead := _OF_EXCHANGES.get(kind):
-        plan.unmapped.append(Unmapped(what, instead))
-        return
-    if kind not in ("fanout", "direct", "topic"):
-        plan.unmapped.append(
-            Unmapped(what, "this type is not known: use a topic for each kind of message")
-        )
-        return
-    if "alternate-exchange" in _arguments(exchange):
-        plan.unmapped.append(
-            Unmapped(f"alternate-exchange of {what}", _UNMAPPED_SETTINGS["alternate-exchange"])
-        )
-    keys = [key for source, key in bound if source == name]
-    if not keys:
-        plan.unmapped.append(Unmapped(what, "no queue is bound to it: its messages go nowhere"))
-        return
-    patterns = [key for key in keys if _is_pattern(exchange, key)]
-    if kind == "topic" and "#" in keys and len(keys) > 1:
-        patterns.append("#")
-    for key in patterns:
-        for queue in bound[name, key]:
-            plan.unmapped.append(Unmapped(f"binding of {queue} to {name} by {key}", NO_PATTERNS))
-    for key in [key for key in keys if key not in patterns]:
-        _map_key(plan, names, exchange, key)
+class _Maps:
+    """Maps of exchanges and queues to a plan. bound: exchange and routing key -> the queues bound by it."""
 
+    def __init__(self, plan: Plan, exchanges: Mapping[str, Entry], bound: _Bound) -> None:
+        self._plan, self._names = plan, _Names()
+        self._exchanges, self._bound = exchanges, bound
 
-def _map_key(plan: Plan, names: _Names, exchange: Entry, key: str) -> None:
-    what = f"exchange {exchange['name']} ({exchange.get('type', _kind(exchange))})"
-    try:
-        topic = names.of("topic", _topic_of(exchange, key))
-    except NameInvalid as fault:
-        instead = f"choose a name for the topic: {fault}"
-        plan.unmapped.append(Unmapped(f"{what}, key {key!r}", instead))
-        return
-    note = "publish to it without a routing key" if key else ""
-    if exchange.get("type") == "x-delayed-message":
-        note = "delays: deliver_after_s of a publish"
-    plan.mapped.append(Mapped(what + (f", key {key}" if key else ""), f"topic {topic}", note))
-    plan.declare[topic] = None
+    def exchange(self, exchange: Entry) -> None:
+        """Map an exchange to a topic for each key by which a queue is bound to it."""
+        name, kind = str(exchange["name"]), _kind(exchange)
+        what = f"exchange {name} ({exchange.get('type', kind)})"
+        if instead := _OF_EXCHANGES.get(kind):
+            self._plan.unmapped.append(Unmapped(what, instead))
+            return
+        if kind not in ("fanout", "direct", "topic"):
+            self._plan.unmapped.append(
+                Unmapped(what, "this type is not known: use a topic for each kind of message")
+            )
+            return
+        if "alternate-exchange" in _arguments(exchange):
+            self._plan.unmapped.append(
+                Unmapped(f"alternate-exchange of {what}", _UNMAPPED_SETTINGS["alternate-exchange"])
+            )
+        keys = [key for source, key in self._bound if source == name]
+        if not keys:
+            self._plan.unmapped.append(
+                Unmapped(what, "no queue is bound to it: its messages go nowhere")
+            )
+            return
+        patterns = [key for key in keys if _is_pattern(exchange, key)]
+        if kind == "topic" and "#" in keys and len(keys) > 1:
+            patterns.append("#")
+        for key in patterns:
+            for queue in self._bound[name, key]:
+                self._plan.unmapped.append(
+                    Unmapped(f"binding of {queue} to {name} by {key}", NO_PATTERNS)
+                )
+        for key in [key for key in keys if key not in patterns]:
+            self._key(exchange, key)
 
-
-def _map_queue(
-    plan: Plan,
-    names: _Names,
-    queue: Entry,
-    pairs: Sequence[tuple[str, str]],
-    exchanges: Mapping[str, Entry],
-) -> None:
-    name, arguments = str(queue["name"]), _arguments(queue)
-    settings = {key.removeprefix("x-"): value for key, value in arguments.items()}
-    what = f"queue {name}"
-    if {"message-ttl", "dead-letter-exchange"} <= settings.keys():
-        instead = "it only delays: deliver_after_s of a publish, or RetryPolicy of a handler"
-        plan.unmapped.append(Unmapped(what, instead))
-        return
-    notes = _notes(plan, what, settings)
-    if not queue.get("durable", True):
-        notes.append("it becomes durable")
-    if queue.get("auto_delete", False):
-        notes.append("it stays without consumers, unless it is Subscription.ephemeral")
-    known = [
-        (exchange, key)
-        for exchange, key in pairs
-        if _kind(exchanges[exchange]) in ("fanout", "direct", "topic")
-        and not _is_pattern(exchanges[exchange], key)
-    ]
-    targets = _subscriptions(plan, names, name, known, exchanges)
-    if not pairs:
+    def _key(self, exchange: Entry, key: str) -> None:
+        what = f"exchange {exchange['name']} ({exchange.get('type', _kind(exchange))})"
         try:
-            targets = [f"queue:{names.of('queue', name)}"]
+            topic = self._names.of("topic", _topic_of(exchange, key))
         except NameInvalid as fault:
-            plan.unmapped.append(Unmapped(what, f"choose a name for the queue: {fault}"))
-    if len(targets) > 1:
-        notes.append("one handler may serve all of them")
-    for target in targets:
-        kind = "" if target.startswith("queue:") else "subscription "
-        plan.mapped.append(Mapped(what, f"{kind}{target}", "; ".join(notes)))
-        plan.declare[target] = None
+            instead = f"choose a name for the topic: {fault}"
+            self._plan.unmapped.append(Unmapped(f"{what}, key {key!r}", instead))
+            return
+        note = "publish to it without a routing key" if key else ""
+        if exchange.get("type") == "x-delayed-message":
+            note = "delays: deliver_after_s of a publish"
+        self._plan.mapped.append(
+            Mapped(what + (f", key {key}" if key else ""), f"topic {topic}", note)
+        )
+        self._plan.declare[topic] = None
 
+    def queue(self, queue: Entry) -> None:
+        """Map a queue to a subscription of each topic that it is bound to, or to a queue."""
+        name, arguments = str(queue["name"]), _arguments(queue)
+        settings = {key.removeprefix("x-"): value for key, value in arguments.items()}
+        what = f"queue {name}"
+        if {"message-ttl", "dead-letter-exchange"} <= settings.keys():
+            instead = "it only delays: deliver_after_s of a publish, or RetryPolicy of a handler"
+            self._plan.unmapped.append(Unmapped(what, instead))
+            return
+        pairs = [pair for pair, ends in self._bound.items() if name in ends]
+        notes = _notes(self._plan, what, settings)
+        if not queue.get("durable", True):
+            notes.append("it becomes durable")
+        if queue.get("auto_delete", False):
+            notes.append("it stays without consumers, unless it is Subscription.ephemeral")
+        known = [
+            (exchange, key)
+            for exchange, key in pairs
+            if _kind(self._exchanges[exchange]) in ("fanout", "direct", "topic")
+            and not _is_pattern(self._exchanges[exchange], key)
+        ]
+        targets = self._subscriptions(name, known)
+        if not pairs:
+            try:
+                targets = [f"queue:{self._names.of('queue', name)}"]
+            except NameInvalid as fault:
+                self._plan.unmapped.append(Unmapped(what, f"choose a name for the queue: {fault}"))
+        if len(targets) > 1:
+            notes.append("one handler may serve all of them")
+        for target in targets:
+            kind = "" if target.startswith("queue:") else "subscription "
+            self._plan.mapped.append(Mapped(what, f"{kind}{target}", "; ".join(notes)))
+            self._plan.declare[target] = None
 
-def _subscriptions(
-    plan: Plan,
-    names: _Names,
-    queue: str,
-    pairs: Sequence[tuple[str, str]],
-    exchanges: Mapping[str, Entry],
-) -> list[str]:
-    found = []
-    for exchange, key in pairs:
-        topic_name = _topic_of(exchanges[exchange], key)
-        try:
-            topic = names.of("topic", topic_name)
-            if topic in plan.declare:
-                found.append(f"{topic}/{names.of('subscription', queue)}")
-        except NameInvalid as fault:
-            what = f"queue {queue}, bound to {exchange}"
-            plan.unmapped.append(Unmapped(what, f"choose a name for the subscription: {fault}"))
-    return found
+    def _subscriptions(self, queue: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        found = []
+        for exchange, key in pairs:
+            topic_name = _topic_of(self._exchanges[exchange], key)
+            try:
+                topic = self._names.of("topic", topic_name)
+                if topic in self._plan.declare:
+                    found.append(f"{topic}/{self._names.of('subscription', queue)}")
+            except NameInvalid as fault:
+                what = f"queue {queue}, bound to {exchange}"
+                self._plan.unmapped.append(
+                    Unmapped(what, f"choose a name for the subscription: {fault}")
+                )
+        return found
 
 
 def _notes(plan: Plan, what: str, settings: Mapping[str, Any]) -> list[str]:
@@ -494,7 +496,7 @@ def pull(queue: str, destination: str, source: Path) -> int:
     target = parse_destination(destination)
     publisher = replace(PublisherConfig.from_env(os.environ), spool=None)
     directory.reach(bus, publishing=True)
-    _check(foreign, ours=_names_of(bus), queue=queue)
+    _check(foreign, bus, queue=queue)
     forwarder = Forwarder(
         partial(
             AsyncConsumer,
@@ -538,7 +540,7 @@ def push(source: str, routing_key: str, subscription: str, exchange: str, target
     check_amqp_name("routing key", routing_key)
     publisher = replace(publisher_config(target), spool=None)
     directory.reach(bus)
-    _check(foreign, ours=_names_of(bus), queue="" if exchange else routing_key, exchange=exchange)
+    _check(foreign, bus, queue="" if exchange else routing_key, exchange=exchange)
     forwarder = Forwarder(
         partial(AsyncConsumer, bus, place, config=consumer_config(False)),
         partial(ForeignPublisher, foreign, publisher, exchange, routing_key),
@@ -549,17 +551,18 @@ def push(source: str, routing_key: str, subscription: str, exchange: str, target
     return asyncio.run(run_forwarders([forwarder]))
 
 
-def _names_of(bus: BusConfig) -> list[str]:
-    """Return the names of the brokers of the bus, as far as a list tells them."""
-    return [each.broker.name for each in directory.brokers(bus)] if bus.list_urls else []
-
-
-def _check(foreign: BusConfig, *, ours: Sequence[str], queue: str = "", exchange: str = "") -> None:
+def _check(foreign: BusConfig, bus: BusConfig, *, queue: str = "", exchange: str = "") -> None:
     """Look at another RabbitMQ, and print what is doubtful there. Raises as `look_at`."""
     quiet_unless_verbose()
     if foreign.list_urls:
         raise ConfigError(
             "list_urls: another RabbitMQ has no consumer list; `broker` is its address"
         )
+    ours = _names_of(bus) if foreign.vhost == bus.vhost else []
     if told := run_blocking(look_at(foreign, queue=queue, exchange=exchange, ours=ours)):
         say(f"messagebus: {told}", err=True)
+
+
+def _names_of(bus: BusConfig) -> list[str]:
+    """Return the names of the brokers of the bus, as far as a list tells them."""
+    return [each.broker.name for each in directory.brokers(bus)] if bus.list_urls else []

@@ -192,13 +192,19 @@ def test_nothing_is_declared_there(old: FakeRabbit, bus: MemoryBus) -> None:
 
 
 # A look before anything moves.
-async def test_a_broker_that_says_that_it_is_one_of_ours_is_refused() -> None:
-    with fake_rabbit(manners=Manners(cluster_name="mb1:5672")) as liar:
-        liar.declare(QUEUE)
-        with pytest.raises(ConfigError, match="says that it is mb1:5672, a broker of this bus"):
-            await look_at(BusConfig(broker=liar.name), queue=QUEUE, ours=["mb1:5672", "mb2:5672"])
+async def test_what_belongs_to_this_bus_on_one_of_its_brokers_is_refused() -> None:
+    own = "mb.sub/orders/billing"
+    with fake_rabbit(manners=Manners(cluster_name="mb1:5672")) as found:
+        found.declare(own, exchange="mb.topic/orders")
+        found.declare(QUEUE)
+        foreign, ours = BusConfig(broker=found.name), ["mb1:5672", "mb2:5672"]
+        for place in ({"queue": own}, {"exchange": "mb.topic/orders"}):
+            with pytest.raises(ConfigError, match="says that it is mb1:5672, a broker of this bus"):
+                await look_at(foreign, **place, ours=ours)
+        # What was on such a broker before moves as from any other.
+        await look_at(foreign, queue=QUEUE, ours=ours)
         # Any other name is its own affair.
-        await look_at(BusConfig(broker=liar.name), queue=QUEUE, ours=["mb2:5672"])
+        await look_at(foreign, queue=own, ours=["mb2:5672"])
 
 
 async def test_a_queue_or_exchange_that_is_not_there_is_told_at_once(old: FakeRabbit) -> None:
