@@ -12,7 +12,7 @@ LATER = {
     "audit": ("bench.commands:audit", "Judge a recorded run: lost, altered, doubled, and why."),
     "compare": ("bench.commands:compare", "Run two profiles by turns, and compare them."),
     "demo": ("bench.demo.cli:demo", "Play the whole way while brokers come, go and die."),
-    "fetch": ("bench.clients.java:fetch", "Fetch a system written in Java, through Maven."),
+    "fetch": ("bench.clients.packages:fetch", "Fetch a program through Maven or Go."),
     "figures": ("bench.figures.cli:figures", "Measure the figures of the project."),
     "knee": ("bench.commands:knee", "Find the highest rate with latencies in bounds."),
     "overhead": ("bench.commands:overhead", "Measure what the harness costs a message."),

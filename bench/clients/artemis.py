@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.clients import java
 from bench.clients.in_flight import Arrived, Flight
-from bench.clients.java import ARTEMIS, Node, Nodes
+from bench.clients.nodes import Node, Nodes, started_nodes, wait_up
+from bench.clients.packages import ARTEMIS
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED
@@ -71,12 +71,12 @@ def broker_xml(number: int, hosts: Sequence[str], folder: Path, profile: Profile
 @contextmanager
 def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Nodes]:
     """Run nodes with folders and addresses of their own; remove them afterwards."""
-    with java.started(ARTEMIS, profile, network, say, _all_prepared) as (nodes, children):
+    with started_nodes(ARTEMIS, profile, network, say, _all_prepared) as (nodes, children):
         kind, reached = f"standalone Artemis {ARTEMIS.version}", "all"
         if is_cluster(profile):
             kind, reached = f"Artemis {ARTEMIS.version} in one cluster, ON_DEMAND", "one"
             logs = [children.child(node.name).log for node in nodes]
-            java.wait_up(
+            wait_up(
                 nodes,
                 children,
                 lambda: all(log.read_bytes().count(JOINED) >= len(nodes) - 1 for log in logs),
@@ -109,7 +109,16 @@ def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile)
         f'<server configuration="{(etc / "broker.xml").as_uri()}"/></broker>\n'
     )
     folders = (f"-Dartemis.{name}={own}" for name in ("home", "instance"))
-    argv = (*JVM, *folders, f"-Dartemis.instance.etc={etc}", "-cp", ARTEMIS.classpath, MAIN, "run")
+    argv = (
+        "java",
+        *JVM,
+        *folders,
+        f"-Dartemis.instance.etc={etc}",
+        "-cp",
+        ARTEMIS.classpath,
+        MAIN,
+        "run",
+    )
     return Node(number, hosts[number - 1], (STOMP_PORT, CORE_PORT), argv)
 
 

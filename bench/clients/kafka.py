@@ -31,8 +31,8 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from bench.clients import java
-from bench.clients.java import KAFKA, Node, Nodes
+from bench.clients.nodes import Node, Nodes, started_nodes, wait_up
+from bench.clients.packages import KAFKA
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
@@ -118,7 +118,7 @@ def properties(number: int, hosts: Sequence[str], data: Path, durability: str) -
 @contextmanager
 def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Nodes]:
     """Run nodes with folders and addresses of their own; remove them afterwards."""
-    with java.started(KAFKA, profile, network, say, all_prepared) as (nodes, children):
+    with started_nodes(KAFKA, profile, network, say, all_prepared) as (nodes, children):
         servers = ",".join(node.broker for node in nodes)
         admin = AdminClient({"bootstrap.servers": servers} | QUIET)
         about = {
@@ -134,7 +134,7 @@ def started(profile: Profile, network: str, say: Callable[[str], None]) -> Itera
                 return len(admin.list_topics(timeout=ASK_WITHIN_S).brokers) == len(nodes)
             return False
 
-        java.wait_up(nodes, children, are_all_known, "all of Kafka's nodes know each other")
+        wait_up(nodes, children, are_all_known, "all of Kafka's nodes know each other")
         yield Nodes(nodes, children, SERVERS, about, partial(_declare, admin, len(nodes)))
 
 
@@ -160,7 +160,7 @@ def all_prepared(hosts: Sequence[str], folder: Path, profile: Profile) -> list[N
 def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile) -> Node:
     file = folder / f"node-{number}.properties"
     file.write_text(properties(number, hosts, folder / f"data-{number}", profile.system.durability))
-    argv = (*JVM, "-cp", KAFKA.classpath, "kafka.Kafka", str(file))
+    argv = ("java", *JVM, "-cp", KAFKA.classpath, "kafka.Kafka", str(file))
     return Node(number, hosts[number - 1], (CLIENT_PORT, CONTROLLER_PORT), argv)
 
 

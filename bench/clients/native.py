@@ -94,17 +94,22 @@ def started(profile: Profile, network: str, say: Callable[[str], None]) -> Itera
     """Start standalone nodes, stop balancer and agents, and join the other nodes to the first."""
     with rabbitmq.started(profile, network, say) as running:
         cluster = running.cluster
-        cluster.stop("haproxy")
-        for name in cluster.names:
-            cluster.stop(agent_part(name))
-        for name in cluster.names[1:]:
-            _join(cluster, name)
+        join(cluster)
         with cluster.management(cluster.names[0]) as management:
             # A name for all nodes: a client cannot tell from it which node it is connected to.
             management.put("/api/cluster-name", json={"name": NAME}).raise_for_status()
             if profile.system.durability == "page-cache":
                 management.put("/api/policies/%2F/mirrored", json=MIRRORED).raise_for_status()
         yield Native(cluster)
+
+
+def join(cluster: LocalCluster) -> None:
+    """Stop balancer and agents, and join the other nodes to the first."""
+    cluster.stop("haproxy")
+    for name in cluster.names:
+        cluster.stop(agent_part(name))
+    for name in cluster.names[1:]:
+        _join(cluster, name)
 
 
 def _join(cluster: LocalCluster, name: str) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.clients.java import PERF_TEST
+from bench.clients.packages import PERF_TEST
 from bench.clients.rabbitmq import durability_direct, started_direct
 from bench.errors import BenchError
 from bench.harness.interface import Outside, Running

@@ -86,6 +86,15 @@ SYSTEMS: Mapping[str, About] = {
         acks=("each", "many"),
         batches=True,
     ),
+    "nats": About(
+        module="bench.clients.nats",
+        brokers_max=9,
+        durabilities=WITHOUT_NONE,
+        acks=("each", "none"),
+    ),
+    "redis-streams": About(
+        module="bench.clients.redis_streams", durabilities=WITHOUT_NONE, acks=("each", "none")
+    ),
     "artemis": ARTEMIS,
     "artemis-cluster": ARTEMIS,
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.clients.java import PACKAGES
+from bench.clients.packages import PACKAGES
 from messagebus import BusConfig, Publisher, Stream, declare
 from messagebus.tools.uploads import Uploads
 from spark.__main__ import jobs as commands

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.clients.java import PACKAGES
+from bench.clients.packages import PACKAGES
 from tests.support.events import write_run
 from tests.support.eventually import FACTOR
 

@@ -1,4 +1,4 @@
-"""A short run on each system in Java, fetched by Maven at first; where that is impossible, CI fails.
+"""A short run on each other system, fetched at first; where that is impossible, CI fails.
 
 Its JVMs start fast and compile little: what is shown is that a run is measured, not how fast it is.
 """
@@ -14,7 +14,7 @@ import pytest
 
 from bench.analysis.result import gather, percentiles
 from bench.clients import artemis, kafka
-from bench.clients.java import PACKAGES
+from bench.clients.packages import PACKAGES
 from bench.clients.rabbitmq import Standalone
 from bench.commands import of_any_load
 from bench.errors import BenchError
@@ -50,11 +50,12 @@ def profile(system: str, kind: str = "poisson", measured_s: float = 1) -> Profil
     )
 
 
-@pytest.mark.parametrize("system", ["kafka", "artemis"])
+@pytest.mark.parametrize("system", ["kafka", "artemis", "nats", "redis-streams"])
 def test_every_message_of_a_run_has_its_fate_and_nothing_of_the_system_stays(
     system: str, tmp_path: Path
 ) -> None:
-    fetch(system)
+    if system in PACKAGES:
+        fetch(system)
     before_s, wanted = time.time(), profile(system)
     with started(wanted, NETWORK, print) as running:
         running.declare(wanted)

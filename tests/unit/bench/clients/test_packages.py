@@ -7,8 +7,9 @@ from typing import Any
 import click
 import pytest
 
-from bench.clients import java
-from bench.clients.java import PACKAGES, Package, fetch, hosts
+from bench.clients import packages
+from bench.clients.nodes import NODES_MAX, hosts
+from bench.clients.packages import PACKAGES, Package, fetch
 from bench.errors import BenchError
 
 TWO = Package("two", "1.0", ("org.one:one:1.0", "org.two:two_2.13:2.0"))
@@ -16,7 +17,7 @@ TWO = Package("two", "1.0", ("org.one:one:1.0", "org.two:two_2.13:2.0"))
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(java, "CACHE", tmp_path)
+    monkeypatch.setattr(packages, "CACHE", tmp_path)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     return tmp_path
 
@@ -68,4 +69,4 @@ def test_the_command_knows_every_package() -> None:
 
 def test_every_node_has_an_address_of_its_own_that_no_local_cluster_has() -> None:
     assert hosts("127.0.80", 3) == ["127.0.80.201", "127.0.80.202", "127.0.80.203"]
-    assert hosts("127.0.80", java.NODES_MAX)[-1] == "127.0.80.209"
+    assert hosts("127.0.80", NODES_MAX)[-1] == "127.0.80.209"
