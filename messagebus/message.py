@@ -6,9 +6,11 @@ the receipt that says where its answer must go.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,7 +28,7 @@ from messagebus.bodies import (
     json_in_utf8,
 )
 from messagebus.core.deliveries import Ledger, Receipt
-from messagebus.core.headers import OF_BROKERS
+from messagebus.core.headers import CRC_HEADER, OF_BROKERS
 from messagebus.core.path import PATH_HEADER, read_path
 from messagebus.destination import Source
 from messagebus.errors import MessageInvalid, WrongPayload
@@ -177,6 +179,13 @@ class Message:
         fields = (message_id, headers, key, priority, correlation_id, reply_to, type, ttl_s,
                   content_encoding, app_id)  # fmt: skip
         return _with_fields(body, BINARY, fields)
+
+    def with_checksum(self) -> Message:
+        """Return a copy whose body every consumer compares with its CRC-32, and parks where they differ."""
+        made = copy.copy(self)
+        # Not by the constructor, which refuses the library's own headers.
+        object.__setattr__(made, "headers", {**self.headers, CRC_HEADER: zlib.crc32(self.body)})
+        return made
 
     def as_text(self) -> str:
         """Return the body as text. Raises WrongPayload unless content_type and the bytes are a text."""

@@ -311,12 +311,12 @@ CAPACITY = Table(
 )
 
 CLIENTS = ("messagebus", "pika", "aio-pika", "pika-blocking", "kombu", "perf-test")
-PEERS = ("kafka", "artemis", "nats", "redis-streams")
+OTHERS = ("kafka", "artemis", "nats", "redis-streams")
 FSYNC, CACHE = DURABILITIES
 # Brokers, durability, name of the system.
 _ARMS = (
     *((1, FSYNC, name) for name in CLIENTS),
-    *((1, each, name) for name in PEERS for each in DURABILITIES),
+    *((1, each, name) for name in OTHERS for each in DURABILITIES),
     *((3, FSYNC, "messagebus"), (3, FSYNC, "native"), (3, CACHE, "native")),
     *((3, FSYNC, "kafka"), (3, CACHE, "kafka"), (3, FSYNC, "artemis-cluster")),
     *((3, FSYNC, "nats"), (3, CACHE, "nats")),

@@ -30,6 +30,11 @@ OF_BROKERS = OF_DEAD_LETTERING | {
 DEATH_MARK = b"x-death"
 """Bytes in the properties of every message that was dead-lettered, or whose ``x-death`` is a client's."""
 
+CRC_HEADER = "mb-crc"
+"""Header with the CRC-32 of a body as it was published."""
+CRC_MARK = CRC_HEADER.encode()
+"""Bytes in the properties of every message that has one."""
+
 
 def has_strange_deaths(headers: Mapping[str, Any]) -> bool:
     """Return whether ``x-death`` is a list that a broker cannot count on; False without one.

@@ -533,6 +533,15 @@ async def batched(bus: Bus, count: int) -> Client:
     return consumer
 
 
+async def until_parked(bus: Bus, consumer: Client) -> None:
+    """Wait until a message is parked."""
+    brokers = (await consumer.call("stats")).brokers
+    until = time.monotonic() + WITHIN_S
+    while not sum([await bus.parked(broker, "billing") for broker in brokers]):
+        assert time.monotonic() < until
+        await asyncio.sleep(0.05)
+
+
 async def test_batches_of_a_topic_that_is_declared_so_are_compressed(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -559,12 +568,23 @@ async def test_a_batch_with_a_wrong_checksum_is_parked_whole_and_readable_again_
 
     monkeypatch.setattr("messagebus._io.consume.inbox.entries_of", broken)
     consumer = await batched(bus, 40)
-    brokers = (await consumer.call("stats")).brokers
-    until = time.monotonic() + WITHIN_S
-    while not sum([await bus.parked(broker, "billing") for broker in brokers]):
-        assert time.monotonic() < until
-        await asyncio.sleep(0.05)
+    await until_parked(bus, consumer)
     monkeypatch.undo()
     assert await bus.redrive(f"{bus.topic}/billing") >= 1
     got = await receive(consumer, 40)
     assert {json.loads(delivery.body)["number"] for delivery in got} == set(range(40))
+
+
+@pytest.mark.guarantee("altered-message-is-parked")
+async def test_a_message_with_a_checksum_arrives_and_one_that_was_altered_is_parked(
+    bus: Bus,
+) -> None:
+    publisher, consumer = await bus.publisher(), await bus.consumer()
+    good = Message.text("whole").with_checksum()
+    altered = Message.text("whole").with_checksum()
+    object.__setattr__(altered, "body", b"hole!")
+    ends = [await publisher.call("send_safe", bus.topic, each) for each in (altered, good)]
+    assert {end.outcome for end in ends} == {Outcome.CONFIRMED}
+    (got,) = await receive(consumer, 1)
+    assert (got.message_id, got.body) == (ends[1].message_id, b"whole")
+    await until_parked(bus, consumer)

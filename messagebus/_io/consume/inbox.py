@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from messagebus._io.amqp.batch import BatchDamaged
 from messagebus._io.amqp.connection import Transport
 from messagebus._io.amqp.frames import HEADER_FRAME_MAX, TOO_LONG, Arrived
-from messagebus._io.amqp.packed import entries_of
+from messagebus._io.amqp.packed import ALTERED, entries_of, is_altered
 from messagebus._io.amqp.properties import (
     ALONE,
     BATCH_START,
@@ -41,7 +41,7 @@ from messagebus._io.consume.pipeline import Pipeline
 from messagebus._io.loop import Tasks
 from messagebus.clock import wall_ms
 from messagebus.core.deliveries import Ledger, Ledgers
-from messagebus.core.headers import DEATH_MARK, has_strange_deaths
+from messagebus.core.headers import CRC_MARK, DEATH_MARK, has_strange_deaths
 from messagebus.core.parking import TTL_HEADER, is_late, read_early
 from messagebus.destination import Source, expires
 from messagebus.message import Delivery
@@ -196,6 +196,9 @@ class Inbox:
                 ledger.delivered(tags)
                 tags = []
                 deliveries += self._parts(ledger, received_ns, *each)
+            elif raw[0] & WITH_HEADERS and CRC_MARK in raw and is_altered(raw, body):
+                ledger.delivered([tag])
+                self._park_altered(ledger, tag, 0, Original.read(raw, body))
             else:
                 tags.append(tag)
                 deliveries.append(
@@ -280,10 +283,19 @@ class Inbox:
             if unanswered is not None and part not in unanswered:
                 ledger.ack(tag, part)
                 continue
+            if CRC_MARK in entry and is_altered(entry, its_body):
+                original = Original.entry_of(entry, its_body, read_stamp_ms(raw))
+                self._park_altered(ledger, tag, part, original)
+                continue
             found.append(
                 made(ledger, tag, part, source, redelivered, received_ns, entry, its_body, reading)
             )
         return found
+
+    def _park_altered(self, ledger: Ledger, tag: int, part: int, original: Original) -> None:
+        log.error("message altered broker=%s source=%s", ledger.broker, self._source)
+        if ledger.claim(tag, part):
+            self._answers.begin_park(ledger, tag, part, original, ALTERED)
 
     def _park_damaged(self, ledger: Ledger, tag: int, raw: bytes, body: bytes, reason: str) -> None:
         log.error("batch damaged broker=%s reason=%r", ledger.broker, reason)

@@ -13,6 +13,7 @@ import pytest
 from messagebus._io.amqp.batch import BATCH_TYPE, encode_entry
 from messagebus._io.amqp.copy_headers import counted
 from messagebus._io.amqp.frames import TOO_LONG, Arrived
+from messagebus._io.amqp.packed import ALTERED
 from messagebus._io.amqp.properties import encode
 from messagebus._io.amqp.properties import encode_entry as properties_of
 from messagebus._io.consume.copies import CopiedAnswers, Original, Stored
@@ -172,6 +173,23 @@ async def test_a_damaged_batch_is_parked_whole_and_the_next_delivery_comes() -> 
     assert body == b"nonsense"
     assert reason.startswith("damaged batch: entry 1")
     assert bench.counters.batches_damaged == 1
+
+
+@pytest.mark.guarantee("altered-message-is-parked")
+async def test_a_message_whose_checksum_is_wrong_is_parked_alone_and_in_a_batch() -> None:
+    bench, summed = Bench(), Message(body=b"as published").with_checksum()
+    alone = encode(summed, "a", 0)
+    bench.transport.on_contents([(1, False, alone, b"altered"), (2, False, alone, summed.body)])
+    parts: list[bytes] = []
+    for number, body in enumerate((summed.body, b"altered")):
+        encode_entry(parts, properties_of(summed, f"e{number}"), body)
+    bench.transport.on_contents([(3, False, BATCH, b"".join(parts))])
+    found = bench.taken()
+    assert [each.body for each in found] == [summed.body] * 2
+    assert all("mb-crc" not in each.headers for each in found)
+    await eventually_async(lambda: len(bench.copies.parked) == 2, within_s=5)
+    assert bench.copies.parked == [(b"altered", ALTERED)] * 2
+    await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
 
 
 async def test_at_the_end_only_the_rest_of_half_answered_batches_is_copied() -> None:

@@ -63,7 +63,9 @@ def test_the_command_knows_every_package() -> None:
     choice = fetch.params[0].type
     assert isinstance(choice, click.Choice)
     assert (
-        list(choice.choices) == sorted(PACKAGES) == ["artemis", "hdfs", "kafka", "perf-test", "s3a"]
+        list(choice.choices)
+        == sorted(PACKAGES)
+        == ["artemis", "hdfs", "kafka", "nats", "perf-test", "s3a"]
     )
 
 
