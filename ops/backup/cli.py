@@ -78,8 +78,9 @@ def backup(archive: Path, with_secrets: bool, without: tuple[str, ...], file: Pa
     Example:
       python -m ops backup /backup/prod-2026-11-21.tar.gz
     """
-    with _saying_without():
-        made = _collect(_view(file.absolute(), without), with_secrets=with_secrets)
+    file = file.absolute()
+    with _saying_without(file):
+        made = _collect(_view(file, without), with_secrets=with_secrets)
     write_archive(archive, made)
     for name in made.files:
         say(f"{name}{'  (secret)' if name in made.secret else ''}")
@@ -99,12 +100,19 @@ def _view(file: Path, without: Iterable[str]) -> View:
 
 
 @contextmanager
-def _saying_without() -> Iterator[None]:
-    """Add to an error about whoever does not answer how to go on without them."""
+def _saying_without(file: Path) -> Iterator[None]:
+    """Add to an error about whoever does not answer all that are silent, and how to go on without them."""
     try:
         yield
     except NoAnswer as fault:
-        raise NoAnswer(f"{fault}; skip a dead node by --without NODE") from fault
+        view = View(file)
+        silent = silent_of(view, [node.name for node in view.nodes])
+        options = " ".join(f"--without {name}" for name in silent.nodes)
+        raise NoAnswer(
+            f"{fault}; do not answer: {silent.in_words()}; where they are dead, go on by {options}"
+            if silent.nodes
+            else str(fault)
+        ) from fault
 
 
 def _collect(view: View, *, with_secrets: bool) -> Archive:
@@ -207,7 +215,7 @@ def restore(
     if only_files:
         _restore_files(kept, file, outside, dry_run=dry_run, yes=yes)
     else:
-        with nullcontext() if dry_run else locked(file, "restore"), _saying_without():
+        with nullcontext() if dry_run else locked(file, "restore"), _saying_without(file):
             view = _view(file, without)
             _restore_cluster(kept, view, users=users, only=only, dry_run=dry_run, yes=yes)
             if left_out := view.absent.in_words():
