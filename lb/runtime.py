@@ -27,6 +27,9 @@ WEIGHT_MAX = 255
 # HAProxy's word for an agent whose last line it understood; it does not say which line.
 AGENT_ANSWERED = "CHECKED"
 
+# haproxyadmin's words for a socket behind which nobody answers.
+_NOBODY = "UNIX socket file was not set"
+
 STATES_BY_AGENT = ("says ready", "says drain")
 Verdict = Literal["up", "down", "drain", "maint"]
 
@@ -181,7 +184,9 @@ def _connected(socket: Path) -> Iterator[Any]:
     except HAProxyBaseError as fault:
         raise BalancerUnreachable(f"{socket}: {reason_of(fault)}") from fault
     except (OSError, ValueError, LookupError) as fault:
-        reason = getattr(fault, "strerror", None) or fault
+        reason = getattr(fault, "strerror", None) or str(fault)
+        if reason == _NOBODY:
+            reason = f"its process has ended, or is frozen: no answer in {ANSWER_WITHIN_S:g} s"
         raise BalancerUnreachable(f"HAProxy does not answer on {socket}: {reason}") from fault
 
 

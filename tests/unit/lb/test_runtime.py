@@ -160,6 +160,17 @@ def test_nobody_there_is_told_with_the_socket(
         runtime.process(SOCKET)
 
 
+def test_a_frozen_process_is_told_as_one_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise ValueError("UNIX socket file was not set")
+
+    monkeypatch.setattr(haproxy, "HAProxy", refuse)
+    with pytest.raises(BalancerUnreachable, match="ended, or is frozen: no answer in 2 s"):
+        runtime.process(SOCKET)
+
+
 # Written by HAProxy 2.6.12: mb1 up, mb2 drained, mb7 of no inventory; and the agents' backend.
 SAVED = """\
 1
