@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from messagebus.http.fast import WebSockets
 from messagebus.services.gateway.sockets import PROTOCOL
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
@@ -201,3 +203,22 @@ async def test_a_message_that_holds_back_its_end_is_hung_up_on_at_its_time() -> 
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("is_paused", "heard_s", "lives"),
+    [(True, 1.0, True), (False, 3.0, True), (False, 1.0, False)],
+    ids=["its answer waits behind what is not read", "it sends", "silent"],
+)
+def test_a_client_that_sends_faster_than_it_is_read_is_not_taken_for_dead(
+    is_paused: bool, heard_s: float, lives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[str] = []
+    monkeypatch.setattr(
+        WebSocketsSansIOProtocol, "keepalive_timeout", lambda _self: ends.append("hung up")
+    )
+    monkeypatch.setattr(WebSockets, "schedule_ping", lambda _self: ends.append("asked again"))
+    socket = object.__new__(WebSockets)
+    socket.read_paused, socket._heard_s, socket.ping_sent_at = is_paused, heard_s, 2.0
+    socket.keepalive_timeout()
+    assert ends == ["asked again" if lives else "hung up"]
