@@ -170,6 +170,8 @@ class App:
         middleware: Sequence[Middleware] = (),
         codecs: Sequence[Codec] = (),
     ) -> None:
+        if bus is not None:  # without one, the environment is read at the start
+            bus_of(bus)
         if relay and (outbox is None or outbox.database is None):
             raise ConfigError("relay: needs outbox=Outbox(database=...)")
         self._bus, self._publisher_config, self._hooks = bus, publisher, tuple(hooks)

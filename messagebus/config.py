@@ -720,19 +720,36 @@ def _without_login(url: str) -> str:
     return f"***@{url.rpartition('@')[2]}" if "@" in url else url
 
 
+# What is given for a bus by mistake -> what was meant.
+INSTEAD_OF_BUS = {
+    "str": ": BusConfig(broker=...)",
+    "MemoryBus": ": its clients are bus.publisher(), bus.consumer(), bus.replay(); for an app app.use(bus)",
+}
+
+
 def settings_of(bus: BusConfig | None, config: C | None, kind: type[C]) -> tuple[BusConfig, C]:
     """Return the settings of a client. Where no bus is given, the environment says what is not given.
 
     Raises ConfigError.
     """
     if bus is not None:
-        return bus, config or kind()
+        return bus_of(bus), config or kind()
     return bus_of(bus), config or kind.from_env(os.environ)
 
 
 def bus_of(bus: BusConfig | None) -> BusConfig:
     """Return the settings, or for None those of the environment. Raises ConfigError."""
-    return BusConfig.from_env(os.environ) if bus is None else bus
+    if bus is None:
+        return BusConfig.from_env(os.environ)
+    if not isinstance(bus, BusConfig):
+        raise ConfigError(_no_bus(bus))
+    return bus
+
+
+def _no_bus(given: object) -> str:
+    """Return the complaint about what is no bus; never its value: an address may have a password."""
+    kind = type(given).__name__
+    return f"bus: a BusConfig or None, not {kind}{INSTEAD_OF_BUS.get(kind, '')}"
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

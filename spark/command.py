@@ -291,7 +291,9 @@ def _show_tasks(session: SparkSession, name: str, ended: threading.Event) -> Non
                 if info := tracker.getStageInfo(stage):
                     stages[stage] = (info.numCompletedTasks, info.numTasks)
             progress.total = sum(count for _, count in stages.values())
-            progress.at(sum(done for done, _ in stages.values()))
+            progress.at(
+                sum(done for done, _ in stages.values()), "" if stages else "Spark plans the work"
+            )
 
 
 def settings_for(size: int) -> dict[str, str]:

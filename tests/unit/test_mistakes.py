@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from messagebus import BusConfig, ConfigError, Consumer, LinkLost, NameInvalid, declare
+from messagebus import (
+    App,
+    AsyncConsumer,
+    AsyncPublisher,
+    AsyncReplay,
+    BusConfig,
+    ConfigError,
+    Consumer,
+    LinkLost,
+    NameInvalid,
+    Publisher,
+    Replay,
+    declare,
+)
 from messagebus import publisher as publisher_module
-from messagebus.admin import count_subscriptions
+from messagebus.admin import count_subscriptions, read_parked
 from messagebus.clock import LogLimit
 from messagebus.testing import MemoryBus
 
@@ -30,6 +45,32 @@ def test_an_error_behind_a_blocking_call_is_shown_alone() -> None:
     with pytest.raises(LinkLost) as fault:
         declare(BusConfig(broker="127.0.0.1:1"), ["orders/billing"], timeout_s=1)
     assert fault.value.__context__ is None, "no 'During handling of the above exception'"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        Publisher,
+        AsyncPublisher,
+        App,
+        lambda bus: Consumer(bus, "orders", subscription="billing"),
+        lambda bus: AsyncConsumer(bus, "orders", subscription="billing"),
+        lambda bus: Replay(bus, "orders"),
+        lambda bus: AsyncReplay(bus, "orders"),
+        lambda bus: declare(bus, ["orders/billing"]),
+        lambda bus: read_parked(bus, "orders/billing"),
+    ],
+)
+def test_what_is_no_bus_is_named_at_once_and_its_value_is_not_shown(
+    use: Callable[[Any], object],
+) -> None:
+    with pytest.raises(ConfigError, match=r"not MemoryBus: .*bus\.replay\(\)"):
+        use(MemoryBus())
+    with pytest.raises(ConfigError, match=r"a BusConfig or None, not str: BusConfig\(broker="):
+        use("amqp://guest:hidden@localhost:5672/")
+    with pytest.raises(ConfigError) as fault:
+        use("amqp://guest:hidden@localhost:5672/")
+    assert "hidden" not in str(fault.value)
 
 
 async def test_a_call_that_waits_in_a_coroutine_is_named_once(
