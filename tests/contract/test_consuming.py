@@ -198,7 +198,7 @@ async def test_a_second_answer_is_told(bus: Bus) -> None:
     (delivery,) = await receive(consumer, 1)
     assert await consumer.call("ack", delivery) is True
     for method in ("ack", "nack", "ack_safe"):
-        with pytest.raises(AlreadySettled):
+        with pytest.raises(AlreadySettled, match="was answered before"):
             await consumer.call(method, delivery)
     assert (await consumer.call("stats")).acks_stale == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 from messagebus.core.confirms import Batch, Packing
@@ -217,14 +218,20 @@ class Together(Item):
         return parts
 
 
-def test_a_refused_bundle_is_split_before_its_messages_are_refused() -> None:
+@pytest.mark.parametrize("is_bundle", [True, False], ids=["bundle", "batch"])
+def test_a_refused_batch_is_split_before_its_messages_are_refused(is_bundle: bool) -> None:
     made = pending()
     made.backlog.pack("a", Packing(10, 1_000, 0))
-    made.backlog.accept_bundle(Together())
+    if is_bundle:
+        made.backlog.accept_bundle(Together())
+    else:
+        for name in ("1", "bad", "3"):
+            made.backlog.accept(item(name))
     made.backlog.open("a")
     for link in (1, 2):  # in the window, then alone
         made.in_flight.opened(link, after=())
-        assert len(made.take(0)) == 1
+        (sent,) = made.take(0)
+        assert is_bundle or (isinstance(sent, Batch) and len(sent.items) == 3)
         assert made.link_lost(link, 0, REFUSED_406, refused=True) == []
     assert (made.backlog.messages, made.backlog.bytes) == (3, 30)
     made.in_flight.opened(3, after=())
@@ -265,28 +272,6 @@ def test_a_destination_whose_batch_lingers_is_not_forgotten() -> None:
     made.in_flight.opened(1, after=())
     assert made.take(0) == []
     assert packs(made.take(5)) == [["1"]]
-
-
-def test_a_refused_batch_is_split_before_its_messages_are_refused() -> None:
-    made = pending()
-    made.backlog.pack("a", Packing(10, 1_000, 0))
-    for name in ("1", "bad", "3"):
-        made.backlog.accept(item(name))
-    made.backlog.open("a")
-    for link in (1, 2):  # in the window, then alone
-        made.in_flight.opened(link, after=())
-        assert [len(each.items) for each in made.take(0) if isinstance(each, Batch)] == [3]
-        assert made.link_lost(link, 0, REFUSED_406, refused=True) == []
-    assert made.backlog.messages == 3
-    made.in_flight.opened(3, after=())
-    assert ids(made.take(0)) == ["1"]
-    made.answered(3, 1, multiple=False, ok=True)
-    assert ids(made.take(0)) == ["bad"]
-    assert ends(made.link_lost(3, 0, REFUSED_406, refused=True)) == [("bad", "refused")]
-    made.in_flight.opened(4, after=())
-    assert ids(made.take(0)) == ["3"]
-    assert ends(made.answered(4, 1, multiple=False, ok=True)) == [("3", "confirmed")]
-    assert made.backlog.messages == made.backlog.bytes == 0
 
 
 def test_an_unknown_end_says_why_the_link_ended() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from messagebus import (
-    AlreadySettled,
     AsyncConsumer,
     AsyncPublisher,
     Batching,
@@ -520,26 +519,6 @@ def test_an_unroutable_message_is_told_with_its_topic() -> None:
     ):
         publisher.send_safe("odrers", b"x", message_id="m")
     assert told.value.destination == "odrers"
-
-
-def test_a_delivery_is_answered_by_the_consumer_that_received_it_and_once() -> None:
-    bus = MemoryBus()
-    with (
-        bus.publisher() as publisher,
-        bus.consumer("orders", subscription="a") as ours,
-        bus.consumer("orders", subscription="b") as theirs,
-    ):
-        publisher.send_safe("orders", b"x", message_id="m")
-        delivery = ours.receive(WITHIN_S)
-        assert delivery is not None
-        with pytest.raises(AlreadySettled, match=r"^m was received by another consumer"):
-            theirs.ack(delivery)
-        ours.ack(delivery)
-        with pytest.raises(AlreadySettled, match=r"^m was answered before"):
-            ours.ack(delivery)
-        other = theirs.receive(WITHIN_S)
-        assert other is not None
-        theirs.ack(other)
 
 
 async def test_a_publisher_that_would_batch_to_a_plain_subscription_is_refused_with_its_name() -> (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -80,37 +81,22 @@ def test_a_gate_is_open_or_shut_only_where_that_is_certain(steps: str, state: st
     assert [name for name, holds in states.items() if holds] == [state]
 
 
-def test_ready_needs_no_reason() -> None:
-    said = verdict(SERVING, 0)
-    assert (said.kind, said.reason) == (VerdictKind.READY, "")
-
-
-def test_a_broker_whose_agent_read_no_majority_is_ready_and_says_so() -> None:
-    """A restart of all agents drains nobody, but the missing majority is named."""
-    said = verdict(replace(SERVING, informed=False), 0)
-    assert (said.kind, said.reason) == (
-        VerdictKind.READY,
-        "ready, but no majority of agents was read",
-    )
-
-
-def test_a_policy_that_loses_messages_is_named_and_drains_nobody() -> None:
-    """It is on all brokers at once, as a rule."""
-    told = verdict(
-        replace(SERVING, losing="policy 'ttl' loses messages by message-ttl: mb.sub/t/s"), 0
-    )
-    assert (told.kind, told.reason) == (
-        VerdictKind.READY,
-        "ready, but policy 'ttl' loses messages by message-ttl: mb.sub/t/s",
-    )
-
-
-def test_a_broker_with_a_queue_that_neither_takes_nor_gives_is_not_ready() -> None:
-    told = verdict(replace(SERVING, stuck="queues take and give nothing: mb.sub/t/s"), 0)
-    assert (told.kind, told.reason) == (
-        VerdictKind.DRAIN,
-        "queues take and give nothing: mb.sub/t/s",
-    )
+@pytest.mark.parametrize(
+    ("changes", "kind", "reason"),
+    [
+        ({}, VerdictKind.READY, ""),
+        # A restart of all agents drains nobody, but the missing majority is named.
+        ({"informed": False}, VerdictKind.READY, "ready, but no majority of agents was read"),
+        # It is on all brokers at once, as a rule.
+        ({"losing": "policy 'ttl' loses"}, VerdictKind.READY, "ready, but policy 'ttl' loses"),
+        ({"stuck": "queues take nothing"}, VerdictKind.DRAIN, "queues take nothing"),
+    ],
+)
+def test_a_verdict_says_what_is_amiss(
+    changes: dict[str, Any], kind: VerdictKind, reason: str
+) -> None:
+    said = verdict(replace(SERVING, **changes), 0)
+    assert (said.kind, said.reason) == (kind, reason)
 
 
 def test_down_without_a_link_or_a_gate() -> None:
