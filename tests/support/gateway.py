@@ -19,6 +19,13 @@ from messagebus.services.gateway.testing import MemoryGatewayBus
 from messagebus.testing import MemoryBus
 
 
+def make_bus(**how: Any) -> MemoryBus:
+    """Return brokers in memory with the topic orders and its subscription billing."""
+    bus = MemoryBus(**how)
+    bus.declare("orders/billing")
+    return bus
+
+
 class Served:
     """A running gateway with an HTTP client of its own."""
 

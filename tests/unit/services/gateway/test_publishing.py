@@ -32,16 +32,10 @@ from messagebus.testing import MemoryBus
 from ops.local.certificates import issue_missing
 from tests.support.eventually import eventually_async
 from tests.support.examples import examples
-from tests.support.gateway import gateway_on, token_entry, write_tokens
+from tests.support.gateway import gateway_on, make_bus, token_entry, write_tokens
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 BATCH = "/v1/topics/orders/messages:batch"
-
-
-def make_bus(**how: Any) -> MemoryBus:
-    bus = MemoryBus(**how)
-    bus.declare("orders/billing")
-    return bus
 
 
 def lines(*entries: Any) -> bytes:

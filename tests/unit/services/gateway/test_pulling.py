@@ -40,18 +40,12 @@ from messagebus.services.gateway.service import Gateway
 from messagebus.services.gateway.testing import MemoryGatewayBus
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
-from tests.support.gateway import Served, gateway_on, token_entry, write_tokens
+from tests.support.gateway import Served, gateway_on, make_bus, token_entry, write_tokens
 
 BILLING = "orders/billing"
 OWN = {"MB-Client": "test"}
 AT = datetime(2026, 5, 1, 12, tzinfo=UTC)
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
-
-
-def make_bus(**how: Any) -> MemoryBus:
-    bus = MemoryBus(**how)
-    bus.declare(BILLING)
-    return bus
 
 
 async def fill(bus: MemoryBus, count: int, **fields: Any) -> None:

@@ -19,21 +19,14 @@ from messagebus.services.gateway import clients
 from messagebus.services.gateway.people import Principal
 from messagebus.services.gateway.publishing import answer_batch, problem_of
 from messagebus.services.gateway.streaming import Stream
-from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
-from tests.support.gateway import gateway_on, token_entry, write_tokens
+from tests.support.gateway import gateway_on, make_bus, token_entry, write_tokens
 
 BILLING = "orders/billing"
 SHOP = {"Authorization": "Bearer shop"}
 EVENTS, PULL = f"/v1/subscriptions/{BILLING}/events", f"/v1/subscriptions/{BILLING}/pull"
 RIGHTS = {"publish": ["orders"], "consume": [BILLING]}
 OTHER = token_entry("other", "other", **RIGHTS)
-
-
-def make_bus() -> MemoryBus:
-    bus = MemoryBus()
-    bus.declare(BILLING)
-    return bus
 
 
 def replace_tokens(file: Path, *entries: str) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from messagebus.testing import MemoryBus
-from tests.support.gateway import gateway_on, token_entry, write_tokens
+from tests.support.gateway import gateway_on, make_bus, token_entry, write_tokens
 
 BILLING = "orders/billing"
 EVENTS = f"/v1/subscriptions/{BILLING}/events"
@@ -24,12 +23,6 @@ REQUESTS = [
 ]
 OVER_TLS_OR_LOOPBACK = [{"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}]
 ORIGINS = [{"Origin": "http://evil.example"}, {"Origin": "null"}]
-
-
-def make_bus() -> MemoryBus:
-    bus = MemoryBus()
-    bus.declare(BILLING)
-    return bus
 
 
 @pytest.mark.guarantee("pages-of-others-do-nothing")

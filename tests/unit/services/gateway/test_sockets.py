@@ -18,18 +18,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from messagebus.http.fast import WebSockets
 from messagebus.services.gateway.sockets import PROTOCOL
-from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
-from tests.support.gateway import Served, gateway_on, token_entry, write_tokens
+from tests.support.gateway import Served, gateway_on, make_bus, token_entry, write_tokens
 
 BILLING = "orders/billing"
 PATH = "/v1/subscriptions/orders/billing/socket"
-
-
-def make_bus() -> MemoryBus:
-    bus = MemoryBus()
-    bus.declare(BILLING)
-    return bus
 
 
 @asynccontextmanager
