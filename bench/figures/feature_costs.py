@@ -71,7 +71,7 @@ def _keyed(number: int) -> Message:
 def _order(setup: Setup) -> Iterator[Figure]:
     count = setup.part(MESSAGES)
     handled_us("key", count)  # imports, and a warm allocator
-    pairs = [(handled_us("none", count), handled_us("key", count)) for _ in range(setup.repeat)]
+    pairs = [(handled_us("none", count), handled_us("key", count)) for _ in setup.turns()]
     what = f'order="key", {KEYS:,} keys: CPU time added to a message that a coroutine handles'
     added = [keyed - plain for plain, keyed in pairs]
     yield _make("order", setup)("added_us", what, added, "us", (at_most, GOAL_KEYED_US))
@@ -117,8 +117,8 @@ GOAL_SQLITE_PER_S, GOAL_REDIS_PER_S = 15_000.0, 30_000.0
 
 
 def _dedup(setup: Setup) -> Iterator[Figure]:
-    make, times = _make("dedup", setup), range(setup.repeat)
-    added = [added_us(setup.part(MESSAGES)) for _ in times]
+    make = _make("dedup", setup)
+    added = [added_us(setup.part(MESSAGES)) for _ in setup.turns()]
     what = "Deduplication in memory: CPU time added to a message that is received and acked"
     yield make("memory_us", what, added, "us", (at_most, GOAL_MEMORY_US))
 
@@ -127,11 +127,11 @@ def _dedup(setup: Setup) -> Iterator[Figure]:
         return run_on_best_loop(claims_per_s(SqliteStore(path), setup.part(SQLITE_CLAIMS)))
 
     what = f"Claimed and done in SQLite, {A_TURN} a turn, synchronous FULL"
-    rates = [in_sqlite() for _ in times]
+    rates = [in_sqlite() for _ in setup.turns()]
     yield make("sqlite_rate", what, rates, "/s", (at_least, GOAL_SQLITE_PER_S))
     with server("redis", setup.folder) as url, Redis.from_url(url) as redis:
         count, rates, costs = setup.part(CLAIMS), list[float](), list[float]()
-        for _ in times:
+        for _ in setup.turns():
             before_s = _server_cpu_s(redis)
             rates.append(run_on_best_loop(claims_per_s(RedisStore(url), count)))
             costs.append((_server_cpu_s(redis) - before_s) / count * 1e6)
@@ -221,7 +221,7 @@ class Spooled(NamedTuple):
 
 def _spool(setup: Setup) -> Iterator[Figure]:
     make, count = _make("spool", setup), setup.part(SPOOLED, THREADS)
-    turns = [spooled(count) for _ in range(setup.repeat)]
+    turns = [spooled(count) for _ in setup.turns()]
     what = f"Spooled without a broker: send_safe in {THREADS} threads, 1 KB, one fdatasync for many"
     accepted = [turn.accept for turn in turns]
     yield make("accept_rate", what, accepted, "/s", (at_least, 10_000.0))
@@ -279,23 +279,25 @@ GOAL_ADD_US, GOAL_ROWS_PER_S, GOAL_POLLED_MS, GOAL_NOTIFIED_MS = 150.0, 5_000.0,
 
 
 def _outbox(setup: Setup) -> Iterator[Figure]:
-    make, times = _make("outbox", setup), range(setup.repeat)
+    make = _make("outbox", setup)
     bus = BusConfig.from_env(setup.cluster.client_env())
     declare(bus, [f"{TOPIC}/{SUBSCRIPTION}"])
     with server("postgresql", setup.folder) as url:
         with psycopg.connect(url, autocommit=True) as connection:
             for statement in Table("postgresql").ddl():
                 connection.execute(statement.encode())
-        found = [_add_us(url, setup) for _ in times]
+        found = [_add_us(url, setup) for _ in setup.turns()]
         yield make("add_us", "`Outbox.add`", found, "us", (at_most, GOAL_ADD_US))
-        found = [run_on_best_loop(_rows_per_s(url, bus, setup)) for _ in times]
+        found = [run_on_best_loop(_rows_per_s(url, bus, setup)) for _ in setup.turns()]
         what = f"Outbox: rows relayed in order, {KEYS:,} keys, one relay"
         yield make("relay_rate", what, found, "rows/s", (at_least, GOAL_ROWS_PER_S))
         for word, notify, most in (
             ("polled", False, GOAL_POLLED_MS),
             ("notified", True, GOAL_NOTIFIED_MS),
         ):
-            found = [run_on_best_loop(_wait_ms(url, bus, setup, notify=notify)) for _ in times]
+            found = [
+                run_on_best_loop(_wait_ms(url, bus, setup, notify=notify)) for _ in setup.turns()
+            ]
             what = f"Outbox, {word}: commit to delivery, p50"
             yield make(f"{word}_ms", what, found, "ms", (at_most, most))
 
@@ -369,7 +371,7 @@ def _replay(setup: Setup) -> Iterator[Figure]:
         for begun in range(0, count, BLOCK):
             some = [KB_BODY] * min(BLOCK, count - begun)
             publishers[begun // BLOCK % BROKERS].send_many("streamed", some)
-    turns = [_replayed(bus) for _ in range(setup.repeat)]
+    turns = [_replayed(bus) for _ in setup.turns()]
     what, rates = f"Replayed in one process, 1 KB, {BROKERS} brokers", [rate for rate, _ in turns]
     yield make("rate", what, rates, "messages/s", (at_least, GOAL_REPLAY))
     yield make("cpu_us", f"{what}: CPU time a message", [us for _, us in turns], "us")
@@ -390,7 +392,7 @@ RECORDED, BROKER, GOAL_RECORD_US = 50_000, "mb1:5672", 2.0
 def _recorder(setup: Setup) -> Iterator[Figure]:
     make, count = _make("recorder", setup), setup.part(RECORDED, BLOCK)
     recorded_us(BLOCK)  # imports, and a warm allocator
-    turns = [recorded_us(count) for _ in range(setup.repeat)]
+    turns = [recorded_us(count) for _ in setup.turns()]
     for number, (id, words) in enumerate(
         (("publish_us", "publish"), ("handle_us", "handled delivery"))
     ):

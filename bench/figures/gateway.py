@@ -102,7 +102,7 @@ def gateway_figures(setup: Setup) -> Iterator[Figure]:
     found: dict[str, list[float]] = {}
     try:
         found["idle_mb"] = [gateway.memory_mb]
-        for _ in range(setup.repeat):
+        for _ in setup.turns():
             for id, value in _rates(setup, gateway):
                 found.setdefault(id, []).append(value)
     finally:

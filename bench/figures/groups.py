@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from bench.errors import BenchError
 from bench.figures.figure import Figure
+from messagebus.terminal import QUIET_S, duration
 from ops.local.cluster import LocalCluster
 from ops.local.single import SingleServer, layout_in
 
@@ -40,6 +42,16 @@ class Setup:
     def part(self, count: int, least: int = 1) -> int:
         """Return the count, or a tenth of it in a quick run, but not less than `least`."""
         return max(least, round(count * QUICK_PART)) if self.quick else count
+
+    def turns(self) -> Iterator[int]:
+        """Yield the number of each repetition. Of long ones, say how many are done, and the time left."""
+        began_s = time.monotonic()
+        for number in range(self.repeat):
+            yield number
+            done, took_s = number + 1, time.monotonic() - began_s
+            if done < self.repeat and took_s > QUIET_S:
+                left_s = took_s / done * (self.repeat - done)
+                self.say(f"{done} of {self.repeat} repetitions done, about {duration(left_s)} left")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,16 @@ def test_a_quick_run_does_a_tenth_but_not_less_than_the_least() -> None:
     assert Setup(Path(), print).part(50) == 50
 
 
+def test_long_repetitions_say_how_many_are_done_and_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, said = [0.0], list[str]()
+    monkeypatch.setattr("bench.figures.groups.time.monotonic", lambda: now_s[0])
+    for number in Setup(Path(), said.append, repeat=3).turns():
+        now_s[0] += (2.0, 70.0, 70.0)[number]
+    assert said == ["2 of 3 repetitions done, about 36 s left"]
+
+
 def test_a_group_without_brokers_has_no_cluster(tmp_path: Path) -> None:
     group = Group("client.x", 0, "none", lambda setup: iter(()))
     with Clusters(tmp_path, "127.0.9", print).open() as clusters:
