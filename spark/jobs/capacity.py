@@ -201,6 +201,7 @@ def measure(
             f"seen, more than {error_max:.0%}"
         )
     page = _page(found, load, durability, cores, busy_max, tuple(faults))
+    page = dataclasses.replace(page, meta=(*page.meta, *(f"{each}." for each in grid.notes)))
     return Answer(found, page, unshown=_unshown(found))
 
 
@@ -455,8 +456,7 @@ def command(
             error_max=error_max,
             syncs_per_s=syncs_per_s,
         )
-        notes = [f"{each}." for each in grid.notes]
-        return write("capacity", answer, out, notes=notes)
+        return write("capacity", answer, out)
 
     return in_one_line("capacity", work)
 

@@ -97,7 +97,7 @@ class Grid:
 
     def of(self, durability: str) -> Grid:
         """Return the runs of this durability. Raises RunInvalid where there are too few."""
-        own = Grid(_with(self.runs, durability), _with(self.bounds, durability))
+        own = Grid(_with(self.runs, durability), _with(self.bounds, durability), self.left)
         if len(own.runs) >= RUNS_LEAST:
             return own
         known = sorted({run.durability for run in self.runs})
@@ -106,7 +106,7 @@ class Grid:
                 (
                     f"{plural(len(own.runs), 'run')} with durability {durability}: {RUNS_LEAST} at least "
                     f"are required; there are runs of: {', '.join(known) or 'none'}",
-                    *self.notes,
+                    *own.notes,
                 )
             )
         )
