@@ -43,6 +43,7 @@ from tests.support.eventually import FACTOR
 from tests.support.together import call
 
 READY_WITHIN_S = 60 * FACTOR
+ARRIVES_WITHIN_S = 60
 # Nobody listens there.
 NOWHERE = "127.0.0.1:1"
 
@@ -60,6 +61,16 @@ class Client:
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return await call(self.inner, method, *args, **kwargs)
+
+
+async def receive_and_ack(consumer: Client, count: int) -> list[Any]:
+    got: list[Any] = []
+    for _ in range(count):
+        delivery = await consumer.call("receive", timeout_s=ARRIVES_WITHIN_S)
+        assert delivery is not None, f"{len(got)} of {count} arrived"
+        await consumer.call("ack", delivery)
+        got.append(delivery)
+    return got
 
 
 async def end_of(future: Any) -> Any:

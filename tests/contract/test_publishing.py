@@ -35,21 +35,10 @@ from messagebus._io.amqp.packed import packed
 from messagebus._io.publish.admission import Lane
 from messagebus.core.ends import FULL_TOO_LONG
 from messagebus.testing import MemoryBus
-from tests.contract.conftest import Bus, Client, end_of
+from tests.contract.conftest import Bus, Client, end_of, receive_and_ack
 from tests.support.eventually import FACTOR, eventually_async
 
 WITHIN_S = 60
-
-
-async def receive(consumer: Client, count: int) -> list[Any]:
-    """Receive this many deliveries and ack them."""
-    got: list[Any] = []
-    for _ in range(count):
-        delivery = await consumer.call("receive", timeout_s=WITHIN_S)
-        assert delivery is not None, f"{len(got)} of {count} arrived"
-        await consumer.call("ack", delivery)
-        got.append(delivery)
-    return got
 
 
 async def test_send_safe_returns_a_confirmed_and_fsynced_publish(bus: Bus) -> None:
@@ -96,7 +85,9 @@ async def test_ids_are_made_once_and_the_callers_are_kept(bus: Bus) -> None:
     )
     assert len(bytes.fromhex(made.message_id)) == 16
     assert kept.message_id == "order-7"
-    arrived = {delivery.body: delivery.message_id for delivery in await receive(consumer, 2)}
+    arrived = {
+        delivery.body: delivery.message_id for delivery in await receive_and_ack(consumer, 2)
+    }
     assert arrived == {b"one": made.message_id, b"two": "order-7"}
 
 
@@ -114,7 +105,7 @@ async def test_a_message_arrives_as_it_was_sent(bus: Bus) -> None:
         ttl_s=60,
     )
     await publisher.call("send_safe", bus.topic, message, timeout_s=WITHIN_S)
-    (delivery,) = await receive(consumer, 1)
+    (delivery,) = await receive_and_ack(consumer, 1)
     assert delivery.message == message
     assert str(delivery.source) == f"{bus.topic}/billing"
     assert not delivery.redelivered
@@ -126,7 +117,7 @@ async def test_the_callers_message_and_headers_are_never_mutated(bus: Bus) -> No
     headers: dict[str, Any] = {"list": [1], "dict": {"a": 1}}
     message = Message(body=b"one", headers=headers, key="k")
     await publisher.call("send_safe", bus.topic, message, timeout_s=WITHIN_S)
-    (delivery,) = await receive(consumer, 1)
+    (delivery,) = await receive_and_ack(consumer, 1)
     delivery.message.headers["list"].append(2)
     assert headers == {"list": [1], "dict": {"a": 1}}
     assert message.message_id == ""
@@ -136,7 +127,7 @@ async def test_the_callers_message_and_headers_are_never_mutated(bus: Bus) -> No
 async def test_payloads_are_messages_bytes_or_texts(bus: Bus, payload: Any) -> None:
     consumer, publisher = await bus.consumer(), await bus.publisher()
     await publisher.call("send_safe", bus.topic, payload, timeout_s=WITHIN_S)
-    (delivery,) = await receive(consumer, 1)
+    (delivery,) = await receive_and_ack(consumer, 1)
     sent = payload.body if isinstance(payload, Message) else payload
     assert delivery.body == (sent.encode() if isinstance(sent, str) else sent)
 
@@ -147,7 +138,7 @@ async def test_send_many_returns_ends_in_order(bus: Bus) -> None:
     ends = await publisher.call("send_many", bus.topic, sent)
     assert [end.message_id for end in ends] == [message.message_id for message in sent]
     assert {end.outcome for end in ends} == {Outcome.CONFIRMED}
-    assert len(await receive(consumer, 300)) == 300
+    assert len(await receive_and_ack(consumer, 300)) == 300
 
 
 async def test_one_publisher_keeps_its_order_on_a_broker(bus: Bus) -> None:
@@ -155,7 +146,7 @@ async def test_one_publisher_keeps_its_order_on_a_broker(bus: Bus) -> None:
     for number in range(400):
         await publisher.call("send", bus.topic, str(number))
     by_broker: dict[str, list[int]] = {}
-    for delivery in await receive(consumer, 400):
+    for delivery in await receive_and_ack(consumer, 400):
         by_broker.setdefault(delivery.broker, []).append(int(delivery.body))
     assert all(numbers == sorted(numbers) for numbers in by_broker.values())
     assert sorted(n for numbers in by_broker.values() for n in numbers) == list(range(400))
@@ -180,7 +171,7 @@ async def test_a_renewed_connection_goes_on_in_good_order(bus: Bus) -> None:
             await publisher.call("refresh_connection")
         futures.append(await publisher.call("submit", bus.topic, str(number)))
     assert {(await end_of(future)).outcome for future in futures} == {Outcome.CONFIRMED}
-    assert len(await receive(consumer, 101)) == 101
+    assert len(await receive_and_ack(consumer, 101)) == 101
     assert (await publisher.call("stats")).unknown == 0
 
 
@@ -190,7 +181,7 @@ async def test_a_publish_may_wait_for_a_queue_of_its_own(bus: Bus) -> None:
     published = await publisher.call("send_safe", queue, b"job", timeout_s=30)
     assert published.outcome is Outcome.CONFIRMED
     consumer = await bus.consumer("", destination=str(queue))
-    (delivery,) = await receive(consumer, 1)
+    (delivery,) = await receive_and_ack(consumer, 1)
     assert (delivery.body, delivery.source) == (b"job", queue)
 
 
@@ -211,7 +202,7 @@ async def test_a_queue_that_nobody_declared_swallows_nothing(bus: Bus) -> None:
     published = await publisher.call("send_safe", typo, b"y", timeout_s=WITHIN_S)
     assert published.outcome is Outcome.CONFIRMED
     consumer = await bus.consumer("", destination=typo)
-    assert sorted(each.body for each in await receive(consumer, 2)) == [b"x", b"y"]
+    assert sorted(each.body for each in await receive_and_ack(consumer, 2)) == [b"x", b"y"]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "amq.topic", "mb.x", "x" * 121, "a/b", "ü"])
@@ -246,7 +237,7 @@ async def test_what_slips_through_and_cannot_be_encoded_harms_no_other_publish(b
     # Publishes in flight on the link that was lost with it are sent again, and may come twice.
     bodies: set[bytes] = set()
     while bodies != {b"first", b"1", b"2"}:
-        bodies |= {delivery.body for delivery in await receive(consumer, 1)}
+        bodies |= {delivery.body for delivery in await receive_and_ack(consumer, 1)}
 
 
 async def test_a_full_backlog_says_so_within_its_time(bus: Bus) -> None:
@@ -400,7 +391,7 @@ async def test_a_callback_may_publish_again(bus: Bus) -> None:
         sends[0].add_done_callback(
             lambda _: sends.append(asyncio.create_task(inner.send(bus.topic, b"2")))
         )
-    assert {delivery.body for delivery in await receive(consumer, 2)} == {b"1", b"2"}
+    assert {delivery.body for delivery in await receive_and_ack(consumer, 2)} == {b"1", b"2"}
 
 
 async def test_a_publisher_is_used_between_start_and_stop(bus: Bus) -> None:
@@ -435,7 +426,7 @@ async def test_what_was_spooled_without_a_broker_is_delivered_by_the_next_publis
     publisher = await bus.publisher(spool=Spool(tmp_path))
     await publisher.call("flush")
     await publisher.call("send_safe", bus.topic, b"last", timeout_s=WITHIN_S)
-    got = await receive(consumer, 21)
+    got = await receive_and_ack(consumer, 21)
     assert [each.body for each in got] == [b"%d" % number for number in range(20)] + [b"last"]
     assert [each.message_id for each in got[:20]] == [end.message_id for end in ends]
     assert [each.headers["n"] for each in got[:20]] == list(range(20))
@@ -554,7 +545,7 @@ async def test_batches_of_a_topic_that_is_declared_so_are_compressed(
 
     monkeypatch.setattr("messagebus._io.publish.sender.packed", watched)
     consumer = await batched(bus, 40)
-    got = await receive(consumer, 40)
+    got = await receive_and_ack(consumer, 40)
     assert {json.loads(delivery.body)["number"] for delivery in got} == set(range(40))
     assert any(after < 0.4 * before for before, after in sizes)
 
@@ -571,7 +562,7 @@ async def test_a_batch_with_a_wrong_checksum_is_parked_whole_and_readable_again_
     await until_parked(bus, consumer)
     monkeypatch.undo()
     assert await bus.redrive(f"{bus.topic}/billing") >= 1
-    got = await receive(consumer, 40)
+    got = await receive_and_ack(consumer, 40)
     assert {json.loads(delivery.body)["number"] for delivery in got} == set(range(40))
 
 
@@ -585,6 +576,6 @@ async def test_a_message_with_a_checksum_arrives_and_one_that_was_altered_is_par
     object.__setattr__(altered, "body", b"hole!")
     ends = [await publisher.call("send_safe", bus.topic, each) for each in (altered, good)]
     assert {end.outcome for end in ends} == {Outcome.CONFIRMED}
-    (got,) = await receive(consumer, 1)
+    (got,) = await receive_and_ack(consumer, 1)
     assert (got.message_id, got.body) == (ends[1].message_id, b"whole")
     await until_parked(bus, consumer)

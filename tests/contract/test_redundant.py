@@ -20,7 +20,7 @@ from messagebus import (
     Topic,
     Unroutable,
 )
-from tests.contract.conftest import Bus, Client, end_of
+from tests.contract.conftest import Bus, end_of, receive_and_ack
 
 pytestmark = pytest.mark.skipif(
     "MESSAGEBUS_CONTRACT_BROKER" in os.environ, reason="one broker is not two"
@@ -28,17 +28,6 @@ pytestmark = pytest.mark.skipif(
 
 WITHIN_S = 60
 COUNT = 60
-
-
-async def receive(consumer: Client, count: int) -> list[Any]:
-    """Receive so many deliveries and ack them."""
-    got: list[Any] = []
-    for _ in range(count):
-        delivery = await consumer.call("receive", timeout_s=WITHIN_S)
-        assert delivery is not None, f"{len(got)} of {count} arrived"
-        await consumer.call("ack", delivery)
-        got.append(delivery)
-    return got
 
 
 @pytest.mark.guarantee("two-copies-two-brokers")
@@ -52,7 +41,7 @@ async def test_a_redundant_message_lies_on_two_brokers_alike(bus: Bus) -> None:
     assert published.outcome is Outcome.CONFIRMED
     assert published.durability is Durability.FSYNC
     assert published.broker == published.brokers[0]
-    one, two = await receive(consumer, 2)
+    one, two = await receive_and_ack(consumer, 2)
     assert {one.broker, two.broker} == set(published.brokers)
     assert one.broker != two.broker
     for each in (one, two):
@@ -89,7 +78,7 @@ async def test_many_are_redundant_together_and_end_in_their_order(bus: Bus) -> N
     bodies = [b"%d" % number for number in range(COUNT)]
     ends = await publisher.call("send_many", bus.topic, bodies, timeout_s=WITHIN_S)
     assert {(end.outcome, len(set(end.brokers))) for end in ends} == {(Outcome.CONFIRMED, 2)}
-    got = await receive(consumer, 2 * COUNT)
+    got = await receive_and_ack(consumer, 2 * COUNT)
     assert Counter(each.body for each in got) == dict.fromkeys(bodies, 2)
     ids = {each.body: each.message_id for each in got}
     assert [ids[body] for body in bodies] == [end.message_id for end in ends]
@@ -103,7 +92,7 @@ async def test_batches_are_redundant_and_each_message_has_its_end(bus: Bus) -> N
     bodies += [Message(body=b"own", headers={"n": 1}), Message(body=b"first", priority=3)]
     ends = await publisher.call("send_many", bus.topic, bodies, timeout_s=WITHIN_S)
     assert {(end.outcome, len(set(end.brokers))) for end in ends} == {(Outcome.CONFIRMED, 2)}
-    got = await receive(consumer, 2 * len(bodies))
+    got = await receive_and_ack(consumer, 2 * len(bodies))
     assert set(Counter(each.message_id for each in got).values()) == {2}
     assert len({each.message_id for each in got}) == len(bodies)
 
@@ -116,7 +105,7 @@ async def test_both_copies_of_a_delayed_message_come_when_it_is_due(bus: Bus) ->
     )
     assert len(set(published.brokers)) == 2
     bus.pass_time(2)
-    one, two = await receive(consumer, 2)
+    one, two = await receive_and_ack(consumer, 2)
     assert {one.message_id, two.message_id} == {published.message_id}
 
 
@@ -158,7 +147,7 @@ async def test_a_cut_of_all_links_ends_every_publish_once(bus: Bus) -> None:
     # A copy whose confirm was cut off is stored again: there may be more than two of a message.
     got: set[str] = set()
     while not ids <= got:
-        got |= {each.message_id for each in await receive(consumer, 1)}
+        got |= {each.message_id for each in await receive_and_ack(consumer, 1)}
 
 
 async def test_flush_and_stop_wait_for_both_copies(bus: Bus) -> None:
