@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from messagebus import BacklogFull, Batching, Hooks, Message, Published, Stopped
-from tests.contract.conftest import Bus, end_of
-from tests.contract.test_publishing import WITHIN_S, receive
+from tests.contract.conftest import Bus, end_of, receive_and_ack
+from tests.contract.test_publishing import WITHIN_S
 
 
 class Noting(Hooks):
@@ -64,7 +64,7 @@ async def test_each_publish_is_seen_once_with_its_end(bus: Bus, batches: bool) -
     await publisher.call("send_safe", bus.topic, "3", timeout_s=WITHIN_S)
     many = await publisher.call("send_many", bus.topic, [b"4", "5"], timeout_s=WITHIN_S)
     await publisher.call("flush")
-    got = await receive(consumer, 5)
+    got = await receive_and_ack(consumer, 5)
     assert {each.message.message_id for each in got} == set(hooks.began) == set(hooks.ended)
     assert set(hooks.began.values()) == {bus.topic}
     assert list(hooks.ended.values()) == [["confirmed"]] * 5
@@ -98,6 +98,6 @@ async def test_hooks_that_fail_lose_nothing(bus: Bus) -> None:
     await publisher.call("send_safe", bus.topic, b"1", timeout_s=WITHIN_S)
     ends: list[Any] = await publisher.call("send_many", bus.topic, [b"2", b"3"])
     assert [end.outcome.value for end in ends] == ["confirmed"] * 2
-    got = await receive(consumer, 3)
+    got = await receive_and_ack(consumer, 3)
     assert {each.body for each in got} == {b"1", b"2", b"3"}
     assert len(noting.ended) == 3
