@@ -20,7 +20,7 @@ LOAD_MAX = 2.0
 # The average of a minute falls from 8 to 2 in 83 s once nothing runs.
 CALM_WITHIN_S, LOOK_S = 180.0, 2.0
 # What measuring itself writes: a figure that is kept must not change the commit of the next one.
-WRITTEN = ("bench/results", "README.md", "docs/MEASURING.md")
+WRITTEN = ("bench/results", "README.md", "docs/MEASURING.md", "docs/SCALE.md")
 LIBRARIES = ("pika", "uvloop", "aio-pika", "kombu", "confluent-kafka", "pyspark")
 
 

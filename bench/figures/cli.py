@@ -149,5 +149,5 @@ def readme() -> None:
     counted_now()
     found = update()
     click.echo(
-        f"README.md, docs/MEASURING.md, bench/results/README.md: {len(found.figures)} figures"
+        f"README.md, docs/MEASURING.md, docs/SCALE.md, bench/results/README.md: {len(found.figures)} figures"
     )

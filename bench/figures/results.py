@@ -28,7 +28,7 @@ RESULTS = CHECKOUT / "bench" / "results" / "figures.json"
 RAW = CHECKOUT / "out" / "figures"
 README = CHECKOUT / "README.md"
 # Pages besides the README that name figures.
-PAGES = (CHECKOUT / "docs" / "MEASURING.md",)
+PAGES = (CHECKOUT / "docs" / "MEASURING.md", CHECKOUT / "docs" / "SCALE.md")
 # A figure beyond one of these is outdated: its age, and the commits since then to what it measures.
 DAYS_MAX, COMMITS_MAX = 30, 300
 # Beginning of a group's name -> what it measures; the longest one counts.
@@ -38,6 +38,7 @@ MEASURED = {
     "measure.overhead": ("bench/harness", "bench/load"),
     "measure.peers": ("messagebus", "bench/clients"),
     "ops": ("messagebus", "ops", "lb", "consumer_lists"),
+    "reach.simulated": ("messagebus/core", "messagebus/services/agent"),
 }
 GIT_WITHIN_S = 30.0
 # Of an environment, what a group keeps.

@@ -4,7 +4,7 @@ The brokers are no RabbitMQ but speak AMQP, all in one process of their own: the
 ratio is taken within a repetition, between turns in fresh processes.
 
 ``python -m bench.figures.reach.client serve BROKERS TOPICS MESSAGES`` is the process of the brokers;
-``consume MESSAGES`` and ``publish TOPICS MESSAGES`` are a turn of a client.
+``consume BROKERS MESSAGES`` and ``publish TOPICS MESSAGES`` are a turn of a client.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ def _turn(verb: str, size: int, messages: int) -> float:
         server = _child(stack, "serve", brokers, topics, held)
         list_url, broker = server.answer()
         env = {"MESSAGEBUS_LIST_URL": list_url, "MESSAGEBUS_BROKER": broker, **DIAL}
-        more = () if verb == "consume" else (topics,)
-        found = _child(stack, verb, *more, messages, **env).answer()
+        found = _child(stack, verb, size, messages, **env).answer()
     return Turn(**found).cpu_us
 
 
@@ -105,8 +104,9 @@ async def serve_brokers(brokers: int, topics: int, messages: int) -> None:
             await asyncio.to_thread(sys.stdin.read)
 
 
-async def consume(messages: int) -> Turn:
-    config = ConsumerConfig(prefetch=WINDOW, handed_out_max=WINDOW)
+async def consume(brokers: int, messages: int) -> Turn:
+    # As many deliveries are under way from all brokers together as from one.
+    config = ConsumerConfig(prefetch=WINDOW // brokers, handed_out_max=WINDOW)
     bus = BusConfig.from_env(os.environ)
     consumer = AsyncConsumer(bus, f"{TOPIC}0", subscription=SUBSCRIPTION, config=config)
     await consumer.start(require="all", timeout_s=START_S)

@@ -1,7 +1,7 @@
 """The bytes of publishes on one link.
 
 A `Sender` encodes what `core.pending` gives out, on one asyncio loop; the common part of publishes, with the
-time stamp, once a second for each target.
+time stamp, once a second.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Sender:
         self._transport, self._deflated = transport, deflated
         self._frames: dict[str, Frames] = {}
         self._uniform: dict[tuple[Target, Shape | None], UniformFrames] = {}
+        # Of this second, by content type and persistence: 500 topics have one.
+        self._bare: dict[tuple[str, bool], Shape] = {}
         self._entries: dict[str, EntryShape] = {}
         self._stamp_s = 0
 
@@ -40,6 +42,7 @@ class Sender:
         if stamp_s != self._stamp_s:
             self._stamp_s = stamp_s
             self._uniform.clear()
+            self._bare.clear()
         out, sent = self._transport.out, (broker, sent_ns, (broker,) if broker else ())
         run: list[Publish] = []  # of one target, with nothing but a body each
         for publish in entries:
@@ -122,12 +125,16 @@ class Sender:
     def _uniform_for(self, target: Target, shape: Shape | None) -> UniformFrames:
         uniform = self._uniform.get((target, shape))
         if uniform is None:
-            properties = shape or bare_shape(
-                target.content_type, self._stamp_s, persistent=target.confirms
-            )
-            uniform = self._frames_for(target).uniform(properties)
+            uniform = self._frames_for(target).uniform(shape or self._bare_for(target))
             self._uniform[target, shape] = uniform
         return uniform
+
+    def _bare_for(self, target: Target) -> Shape:
+        key = target.content_type, target.confirms
+        if (shape := self._bare.get(key)) is None:
+            kind, confirms = key
+            shape = self._bare[key] = bare_shape(kind, self._stamp_s, persistent=confirms)
+        return shape
 
     def _frames_for(self, target: Target) -> Frames:
         frames = self._frames.get(target.destination)

@@ -15,9 +15,10 @@ from messagebus import AsyncPublisher, BusConfig, Publisher, PublisherConfig
 from messagebus._io.amqp.batch import BATCH_TYPE, decode_batch
 from messagebus._io.amqp.connection import Frames
 from messagebus._io.amqp.frames import Contents, FrameParser, PublishFrames
-from messagebus._io.amqp.properties import IN_BATCH, decode, encode, encode_entry
+from messagebus._io.amqp.properties import IN_BATCH, bare_shape, decode, encode, encode_entry
+from messagebus._io.publish import sender as sender_module
 from messagebus._io.publish.calls import Outgoing, whole_timeout_ms
-from messagebus._io.publish.publishes import Bundle, Many, Publish, message_ids, tell
+from messagebus._io.publish.publishes import Bundle, Many, Publish, Shape, message_ids, tell
 from messagebus._io.publish.sender import Sender
 from messagebus._io.publish.targets import Address, Targets, place_name
 from messagebus.config import Batching
@@ -362,6 +363,23 @@ def test_only_what_promises_nothing_is_transient(durability: Durability, mode: i
     transport = FakeTransport()
     Sender(transport).send([publish(b"x", durability=durability)], "", 5)  # type: ignore[arg-type]
     assert b"application/octet-stream" + bytes((mode,)) in b"".join(transport.out)
+
+
+def test_the_properties_of_a_second_are_encoded_once_for_all_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded: list[str] = []
+
+    def shape(content_type: str, stamp_s: int, *, persistent: bool = True) -> Shape:
+        encoded.append(content_type)
+        return bare_shape(content_type, stamp_s, persistent=persistent)
+
+    monkeypatch.setattr(sender_module, "bare_shape", shape)
+    monkeypatch.setattr(time, "time", lambda: 17.5)
+    to = [SHAPES.of(Topic(f"t{n}"), "application/octet-stream") for n in range(500)]
+    messages = [Publish(ID, each, b"x", None, 1_000, None) for each in to]
+    assert len(sent(*messages)) == 500
+    assert encoded == ["application/octet-stream"]
 
 
 def test_bytes_for_two_brokers_are_read_as_a_message_for_two_brokers_is() -> None:
