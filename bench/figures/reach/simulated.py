@@ -58,7 +58,7 @@ async def _figures(id: str, size: Size) -> list[Figure]:
     back_ms = await bus.back()
     agents = bus.agents()
     rest = await agents.rest(REST_S)
-    change, change_ms = await agents.change([f"orders/s{number}" for number in range(10)])
+    change, _ms = await agents.change([f"orders/s{number}" for number in range(10)])
     dead = f"{len(bus.was_dead)} of them killed"
     a_consumer = max(dials) / size.group
     return [
@@ -121,12 +121,6 @@ async def _figures(id: str, size: Size) -> list[Figure]:
             f"{name}: bytes between agents for ten new subscriptions",
             change.bytes / 1e3,
             "KB",
-        ),
-        make(
-            "change_ms",
-            f"{name}: time of ten new subscriptions, if an agent answers in 1 ms",
-            change_ms,
-            "ms",
         ),
     ]
 

@@ -215,7 +215,7 @@ class Simulation:
         for consumer in self.consumers:
             consumer.got = 0
         count = round(self.size.rate / self.size.subscriptions * seconds)
-        turns = dict.fromkeys(living, 0)
+        turns = {name: self.chance.randrange(self.size.group) for name in living}
         for name in self.chance.choices(living, k=count):
             turns[name] += 1
             attached[name][turns[name] % len(attached[name])].got += 1

@@ -140,7 +140,7 @@ def test_a_change_reaches_every_agent_and_its_requests_grow_with_the_brokers(run
 def test_figures_of_every_size_are_made_and_keep_their_goals(tmp_path: Path) -> None:
     figures = list(simulated.simulated_figures(Setup(tmp_path, lambda _line: None, quick=True)))
     ids = {figure.id for figure in figures}
-    assert len(ids) == len(figures) == 12 * len(simulated.SIZES)
+    assert len(ids) == len(figures) == 11 * len(simulated.SIZES)
     assert {"reach.simulated.3.links", "reach.simulated.1000.busiest"} <= ids
     assert [figure.id for figure in figures if figure.met is False] == []
 
