@@ -38,9 +38,12 @@ SETTLE_QUEUE = QueueSpec(name="mb.settle", arguments={"x-queue-type": "quorum"})
 EPMD_ASK, EPMD_ANSWER = 122, 119
 # A broker that does not answer a declaration within this time is treated as gone.
 CALL_TIMEOUT_S = 5.0
-# Channels for declarations and bindings: a broker takes one request of a channel at a time, and a new quorum
-# queue waits for the disk.
-LANES = 4
+# The same for a declaration: a broker that makes 1,000 queues stands still for 5 s and more on a busy disk. A
+# link that is given up begins them all anew.
+LANE_TIMEOUT_S = 20.0
+# Channels for declarations and bindings. Two made quorum queues a third faster; but when four had made 1,900
+# on a busy machine, RabbitMQ 3.10.8 stood still for good, and all connections with it.
+LANES = 1
 # Time for the check of one right, many of which are under way.
 RIGHT_MS = 10
 # No exchange has this name, and no user needs a right on it.
@@ -243,7 +246,7 @@ class Control:
             lane = self._lanes.pop() if self._lanes else await self._open_lane()
 
             async def call(method: str, **arguments: Any) -> Any:
-                return await self._bounded(lane.call(method, **arguments), method)
+                return await self._bounded(lane.call(method, **arguments), method, LANE_TIMEOUT_S)
 
             try:
                 yield call
@@ -258,14 +261,15 @@ class Control:
         """Call on a channel of its own."""
         return await self._bounded(self.link.try_call(method, **arguments), method)
 
-    async def _bounded(self, call: Awaitable[T], what: str) -> T:
+    async def _bounded(self, call: Awaitable[T], what: str, timeout_s: float | None = None) -> T:
+        timeout_s = timeout_s or CALL_TIMEOUT_S
         try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 return await call
         except TimeoutError:
             self.link.abort()
             raise LinkLost(
-                self.link.address.name, f"no answer to {what} within {CALL_TIMEOUT_S:g} s"
+                self.link.address.name, f"no answer to {what} within {timeout_s:g} s"
             ) from None
 
 

@@ -56,6 +56,11 @@ class Applied:
         """Begin the time behind anew: a known wait on every broker at once must not drain them all."""
         self.behind_since_ms = monotonic_ms()
 
+    def progressed(self) -> None:
+        """Note that a part was made. Hundreds at once take every broker longer than one may lag behind."""
+        if self.behind_since_ms is not None:
+            self.waits()
+
     def fell_behind(self) -> None:
         """Begin the time behind, unless it has begun."""
         if self.behind_since_ms is None:

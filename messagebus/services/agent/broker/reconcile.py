@@ -125,7 +125,7 @@ class Reconciler:
         taken = {name: entry for name, entry in entries.items() if not self.refusals.rests(entry)}
         declared = await self._carry_out(control, taken)
         await self._settle(control, declared)
-        await all_of(control.bind(each) for each in declared)
+        await all_of(self._bind(control, each) for each in declared)
         await self._lead_mqtt(control, taken)
         applied = self._applied
         applied.entries = {name: e for name, e in taken.items() if name not in applied.vanished}
@@ -223,12 +223,17 @@ class Reconciler:
                 )
             return False
         self.refusals.taken(name)
+        self._applied.progressed()
         for queue in step.declarations.queues:
             self._applied.declared(queue.name, step.entry.number)
         if name in lost:
             # Publishes go on without it. From now on its messages are lost only by a kill.
             await control.bind(step.declarations)
         return True
+
+    async def _bind(self, control: Control, declared: Declarations) -> None:
+        await control.bind(declared)
+        self._applied.progressed()
 
     async def _settle(self, control: Control, declared: Iterable[Declarations]) -> None:
         """Put the names of what was declared on disk, and the undelivered queue's.

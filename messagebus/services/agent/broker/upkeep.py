@@ -368,7 +368,8 @@ class Upkeep:
                 await self._audit_gate(control)
                 await self._audit(control, self._watch.next_audit())
                 await self._look_at_ladder(control)
-                await self.reconciler.recovery.look()
+                async with self._lock:  # a queue that is being made looks dead
+                    await self.reconciler.recovery.look()
                 audit_at_s = time.monotonic() + AUDIT_INTERVAL_S
         raise LinkLost(self._broker, "link lost")
 

@@ -16,8 +16,8 @@ from messagebus.clock import monotonic_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Queue
 from messagebus.errors import ChannelRefused, LinkError, LinkLost
 from messagebus.services.agent.broker import answering as answering_module
+from messagebus.services.agent.broker import applied, losses, reconcile, refusals
 from messagebus.services.agent.broker import link as link_module
-from messagebus.services.agent.broker import losses, reconcile, refusals
 from messagebus.services.agent.broker import upkeep as module
 from messagebus.services.agent.broker.answering import Answering
 from messagebus.services.agent.broker.management import ManagementUnavailable
@@ -750,6 +750,26 @@ async def test_a_refusal_costs_no_link_and_hinders_no_registration(
     assert len(rig.broker.links) == links
     rig.broker.refuses = ""
     await rig.settled()
+
+
+async def test_a_large_change_drains_no_broker_while_it_makes_progress(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else 500 subscriptions at once would drain all brokers together."""
+    await rig.settled()
+    now_ms, behind = [0], list[int]()
+    monkeypatch.setattr(applied, "monotonic_ms", lambda: now_ms[0])
+
+    def takes_a_second() -> None:
+        since_ms = rig.upkeep.condition.behind_since_ms
+        behind.append(0 if since_ms is None else now_ms[0] - since_ms)
+        now_ms[0] += 1_000
+
+    rig.broker.on_declare = takes_a_second
+    rig.want(*(entry(f"orders/s{number}", number + 1) for number in range(20)))
+    await rig.settled()
+    assert len(behind) >= 20
+    assert max(behind) <= 1_000
 
 
 async def test_a_change_that_takes_longer_than_its_caller_waits_is_not_begun_anew(
