@@ -263,7 +263,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
         left = self.links.pop(number).unanswered
         self.current = None if self.current == number else self.current
         if refused and left == [self.alone]:
-            expected = {id(record.item): "refused" for record in left[0].left}
+            expected = self.taken_apart(left[0])
         else:
             self.suspects += [parcel for parcel in left if refused or parcel is self.alone]
             expected = self.sent_again(left)
@@ -271,6 +271,15 @@ class AgainstAnOracle(RuleBasedStateMachine):
         if then_another:
             self.open_link(set())
             self.take()
+
+    def taken_apart(self, refused: Parcel) -> dict[int, str]:
+        """Put each message of a batch first, as a batch of its own. Returns the outcomes of the others."""
+        is_one = not refused.is_batch or messages(refused.left) < 2
+        again = [r for r in refused.left if not is_one and self.may_go_again(r)]
+        ones = [Parcel(refused.destination, [record], is_batch=True) for record in again]
+        self.queue, self.suspects = ones + self.queue, self.suspects + ones
+        self.retried += messages(again)
+        return {id(r.item): "refused" for r in refused.left if r not in again}
 
     def sent_again(self, left: list[Parcel]) -> dict[int, str]:
         """Put parcels that may be sent again first, in order. Returns the outcomes of the others."""
