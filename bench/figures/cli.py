@@ -22,7 +22,7 @@ from bench.figures.figure import Figure, figures_table
 from bench.figures.full_speed import group
 from bench.figures.groups import BEHIND_HAPROXY, DEFAULT_REPEAT, Clusters, Group, Setup
 from bench.figures.reach import client as reach_client
-from bench.figures.reach import simulated, sixteen, topology
+from bench.figures.reach import deflate, forward, simulated, sixteen, topology
 from bench.figures.results import check_keeping, counted_now, keep, update
 from bench.harness.loop import best_loop
 from messagebus.terminal import duration
@@ -41,6 +41,8 @@ GROUPS = (
     audit.GROUP,
     simulated.GROUP,
     reach_client.GROUP,
+    deflate.GROUP,
+    forward.GROUP,
     sixteen.GROUP,
     topology.GROUP,
     confirm_gaps.GROUP,
@@ -88,8 +90,8 @@ def figures(
     """Measure the figures of the project, all or those of GROUPS, on a local cluster of its own.
 
     GROUPS are names, such as client.publish, or their common beginnings: client (publish, consume, batch,
-    threads, handlers, redundant, mesh, gap), feature (order, dedup, spool, outbox,
-    replay, recorder), gateway, measure (audit), reach (simulated, client, sixteen, topology), ops (playbooks,
+    threads, handlers, redundant, mesh, gap), feature (order, dedup, spool, outbox, replay, recorder),
+    gateway, measure (audit), reach (simulated, client, deflate, forward, sixteen, topology), ops (playbooks,
     failover).
 
     Prints a table, and writes the samples of each group into out/figures. Other load of the machine affects

@@ -62,16 +62,17 @@ def _turn(verb: str, size: int, messages: int) -> float:
     brokers, topics = (size, 1) if verb == "consume" else (1, size)
     held = messages + WARM_UP if verb == "consume" else 0
     with ExitStack() as stack:
-        server = _child(stack, "serve", brokers, topics, held)
+        server = child(stack, "client", "serve", brokers, topics, held)
         list_url, broker = server.answer()
         env = {"MESSAGEBUS_LIST_URL": list_url, "MESSAGEBUS_BROKER": broker, **DIAL}
-        found = _child(stack, verb, size, messages, **env).answer()
+        found = child(stack, "client", verb, size, messages, **env).answer()
     return Turn(**found).cpu_us
 
 
-def _child(stack: ExitStack, *arguments: object, **settings: str) -> Answering:
+def child(stack: ExitStack, module: str, *arguments: object, **settings: str) -> Answering:
+    """Start a module of this package with its arguments and settings."""
     plain = {key: text for key, text in os.environ.items() if not key.startswith("MESSAGEBUS_")}
-    argv = [sys.executable, "-m", "bench.figures.reach.client", *map(str, arguments)]
+    argv = [sys.executable, "-m", f"bench.figures.reach.{module}", *map(str, arguments)]
     return stack.enter_context(Answering(argv, plain | settings, ANSWER_WITHIN_S))
 
 
