@@ -127,7 +127,8 @@ def _new_password(file: Path, given: Secret | None) -> Secret:
         password = read(kept)
         if given is not None and given != password:
             raise OpsError(
-                f"a change is not finished: its password is in {kept}; finish that first"
+                f"a change is not finished: its password is in {kept}, and some brokers may have it;"
+                " finish it first by the same command without --from"
             )
         return password
     password = given or Secret(secrets.token_hex(SECRET_BYTES))
