@@ -701,7 +701,9 @@ class AsyncConsumer:
 
     def ack(self, delivery: Delivery) -> bool:
         """Ack, as `Consumer.ack` does."""
-        driver = self._started()
+        driver = self._driver
+        if driver is None:
+            driver = self._started()
         if self._config.at_most_once:
             return True
         # `_close` written out: each delivery passes here.

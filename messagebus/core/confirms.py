@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 
 class Packing(NamedTuple):
@@ -57,16 +57,11 @@ class Batch(Generic[PackedT]):
         self.size = sum(item.size for item in items)
 
 
-OtherT = TypeVar("OtherT")
-
-
 class Bodies(list[bytes]):
     """Plain bodies that fill a batch; a type of its own, because a list may be a payload."""
 
 
-def bundled(
-    payloads: Iterable[bytes | OtherT], packing: Packing
-) -> Iterator[Bodies | bytes | OtherT]:
+def bundled(payloads: Iterable[Any], packing: Packing) -> Iterator[Any]:
     """Group payloads, in order: plain bodies that fill a batch together, all others unchanged.
 
     An error that the iterable raises follows behind the payloads before it.
@@ -76,14 +71,15 @@ def bundled(
     failed: Exception | None = None
     try:
         for payload in payloads:
-            length = len(payload) if isinstance(payload, bytes) else bytes_max
-            fits = length < bytes_max
-            if bodies and (not fits or len(bodies) == count_max or size + length > bytes_max):
+            is_plain = isinstance(payload, bytes) and len(payload) < bytes_max
+            if bodies and (
+                not is_plain or len(bodies) == count_max or size + len(payload) > bytes_max
+            ):
                 yield bodies
                 bodies, size = Bodies(), 0
-            if fits:
-                bodies.append(cast(bytes, payload))
-                size += length
+            if is_plain:
+                bodies.append(payload)
+                size += len(payload)
             else:
                 yield payload
     except Exception as fault:

@@ -103,7 +103,14 @@ class Ledger:
     def ack(self, tag: int, part: int = 0) -> bool:
         """Answer by ack. True exactly once, and only while the link lives: `flush` returns the ack then."""
         if part:
-            return self.claim(tag, part) and self.claim_done(tag, part)
+            parts = self._parts.get(tag)
+            if parts is None or part not in parts.open:
+                return False
+            parts.open.remove(part)
+            parts.undone -= 1
+            if not parts.undone:
+                self._complete(tag, parts)
+            return True
         if self._owed.pop(tag, NOT_OWED) is NOT_OWED:
             return False
         self.acked.append(tag)
@@ -157,10 +164,14 @@ class Ledger:
             return False
         parts.undone -= 1
         if not parts.undone:
-            del self._parts[tag], self._owed[tag]
-            (self.rejected if parts.refused else self.acked).append(tag)
-            self._behind_copies += not parts.refused
+            self._complete(tag, parts)
         return True
+
+    def _complete(self, tag: int, parts: _Parts) -> None:
+        """Answer a batch of which every part has its answer."""
+        del self._parts[tag], self._owed[tag]
+        (self.rejected if parts.refused else self.acked).append(tag)
+        self._behind_copies += not parts.refused
 
     def claim_refused(self, tag: int, part: int = 0) -> bool:
         """End a claim whose answer is not possible. False: the link has ended.
@@ -295,7 +306,7 @@ class FanIn(Generic[T]):
 
     def __init__(self, handed_out_max: int) -> None:
         assert handed_out_max > 0
-        self._handed_out_max = handed_out_max
+        self._handed_out_max = self._limit = handed_out_max
         self._buffers: dict[Hashable, _Buffer[T]] = {}
         self.turns: deque[_Buffer[T]] = deque()
         """Buffers that are not empty; the first one is next, then it goes to the end."""
@@ -312,9 +323,9 @@ class FanIn(Generic[T]):
         buffer.items.extend(items)
 
     def take(self) -> T | None:
-        """Return the next delivery for the application; None when there is none or it holds enough."""
+        """Return the next delivery for the application; None for none, or it holds enough."""
         turns = self.turns
-        if not turns or self.handed_out >= self._handed_out_max:
+        if not turns or self.handed_out >= self._limit:
             return None
         buffer = turns[0]
         item = buffer.items.popleft()
@@ -325,6 +336,13 @@ class FanIn(Generic[T]):
         buffer.handed_out += 1
         self.handed_out += 1
         return item
+
+    def pause(self) -> None:
+        """Hand out nothing until `resume`."""
+        self._limit = 0
+
+    def resume(self) -> None:
+        self._limit = self._handed_out_max
 
     def answered(self, link: Hashable) -> None:
         """Record the application's answer to one delivery of this live link."""

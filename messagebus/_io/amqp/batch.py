@@ -6,6 +6,7 @@ as four bytes, the list, the length of its body as four bytes, the body. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from struct import Struct
 from struct import error as StructError
 
@@ -35,14 +36,19 @@ class EntryShape:
         self._head = _LENGTH.pack(len(before) + id_size + len(self._after)) + before
         self._sizes: dict[int, bytes] = {}
 
-    def add(self, out: list[bytes], message_id: bytes, body: bytes) -> None:
-        size = len(body)
-        between = self._sizes.get(size)
-        if between is None:
-            if len(self._sizes) >= SIZES_MAX:
-                self._sizes.clear()
-            between = self._sizes[size] = self._after + _LENGTH.pack(size)
-        out += (self._head, message_id, between, body)
+    def add(self, out: list[bytes], ids: Iterable[str], bodies: Iterable[bytes]) -> None:
+        """Append entries with these ids and bodies, as many of both."""
+        head, sizes = self._head, self._sizes
+        for message_id, body in zip(ids, bodies, strict=True):
+            size = len(body)
+            out += (head, message_id.encode(), sizes.get(size) or self._between(size), body)
+
+    def _between(self, size: int) -> bytes:
+        """Return the bytes between an id and a body of this size."""
+        if len(self._sizes) >= SIZES_MAX:
+            self._sizes.clear()
+        between = self._sizes[size] = self._after + _LENGTH.pack(size)
+        return between
 
 
 def decode_batch(body: bytes) -> list[tuple[bytes, bytes]]:

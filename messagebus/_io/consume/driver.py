@@ -100,7 +100,8 @@ class ConsumeDriver:
         self.inbox = inbox = Inbox(source, pipeline, answers, self._hand_out)
         self.ledgers = inbox.ledgers
         """The maker of its links' ledgers: a delivery of another's is another consumer's."""
-        self._take, self._ack = pipeline.first.take, pipeline.first.ack
+        self.take, self._ack = pipeline.first.take, pipeline.first.ack
+        """`take` returns the next delivery; None for none, after `pause`, and once the stop has begun."""
         self.retry, self.park = pipeline.first.retry, pipeline.first.park
         """Answers by a copy: see `Stage`. The caller may be cancelled: the copy goes on."""
         self._tasks, self._changed = Tasks(), Conditions()
@@ -187,6 +188,7 @@ class ConsumeDriver:
 
     def _drain_until(self, until_s: float) -> None:
         self._stopping, self.links.is_stopping = until_s, True
+        self.pipeline.plain.pause()
         self._loop.call_at(until_s + CLOCK_S, self._changed.look)
 
     def _is_drained(self) -> bool:
@@ -216,12 +218,6 @@ class ConsumeDriver:
         return left
 
     # The application's side.
-    def take(self) -> Delivery | None:
-        """Return the next delivery; None when there is none or the application holds enough."""
-        if self._stopping or self._paused:
-            return None
-        return self._take()
-
     def resume_idle(self) -> None:
         """Resume idle links: the application waits for a delivery."""
         if self.links.idle and not self._paused:
@@ -235,9 +231,12 @@ class ConsumeDriver:
     def pause(self) -> None:
         """Hand out nothing until `resume`; the buffers stay full, so the brokers send no more either."""
         self._paused = True
+        self.pipeline.plain.pause()
 
     def resume(self) -> None:
         self._paused = False
+        if not self._stopping:
+            self.pipeline.plain.resume()
         self.resume_idle()
         self._wake()
 

@@ -51,6 +51,7 @@ class Plain:
         self._answers, self._counters = answers, counters
         self._fanin: FanIn[Delivery] = FanIn(handed_out_max)
         self.take = self._fanin.take
+        self.pause, self.resume = self._fanin.pause, self._fanin.resume
         self.arrived = self._fanin.arrived
         self.ready = self._fanin.turns
         """Empty when nothing is there to be taken."""

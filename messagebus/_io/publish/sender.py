@@ -13,14 +13,11 @@ from typing import cast
 from messagebus._io.amqp.batch import BATCH_TYPE, EntryShape, encode_entry
 from messagebus._io.amqp.connection import Frames, Transport, UniformFrames
 from messagebus._io.amqp.packed import packed
-from messagebus._io.amqp.properties import ID_PLACE, bare_entry_shape, bare_shape, encode
+from messagebus._io.amqp.properties import ID_PLACE, bare_entry_shape, bare_shape
 from messagebus._io.publish.publishes import Bundle, Publish, PublishCopy, Shape
 from messagebus._io.publish.targets import Target
 from messagebus.core.confirms import Batch
 from messagebus.core.ends import Entry, Item
-from messagebus.message import (
-    Message,
-)
 
 
 class Sender:
@@ -93,12 +90,11 @@ class Sender:
             if publish.properties is not None:
                 encode_entry(parts, publish.properties, publish.body)
                 continue
-            target = self._entry_shape(publish.target.content_type)
+            shape = self._entry_shape(publish.target.content_type)
             if type(publish) is Bundle:
-                for message_id, body in zip(publish.ids, publish.bodies, strict=True):
-                    target.add(parts, message_id.encode(), body)
+                shape.add(parts, publish.ids, publish.bodies)
             else:
-                target.add(parts, publish.message_id.encode(), publish.body)
+                shape.add(parts, (publish.message_id,), (publish.body,))
         first = publishes[0]
         if first.destination in self._deflated:
             properties, body = packed(
@@ -109,31 +105,31 @@ class Sender:
             )
             self._frames_for(first.target).add(self._transport.out, properties, body)
             return
-        around = Message(body=b"", content_type=BATCH_TYPE)
-        properties = encode(
-            around, batch.message_id, self._stamp_s, persistent=first.target.confirms
-        )
+        before, after = self._bare_for(BATCH_TYPE, first.target.confirms)
+        its_id = batch.message_id.encode()  # an application's own may have another length
+        properties = b"%b%c%b%b" % (before[:-1], len(its_id), its_id, after)
         self._frames_for(first.target).add(self._transport.out, properties, b"".join(parts))
 
     def _entry_shape(self, content_type: str) -> EntryShape:
-        target = self._entries.get(content_type)
-        if target is None:
+        shape = self._entries.get(content_type)
+        if shape is None:
             bare = bare_entry_shape(content_type)
-            target = self._entries[content_type] = EntryShape(bare, len(ID_PLACE))
-        return target
+            shape = self._entries[content_type] = EntryShape(bare, len(ID_PLACE))
+        return shape
 
     def _uniform_for(self, target: Target, shape: Shape | None) -> UniformFrames:
         uniform = self._uniform.get((target, shape))
         if uniform is None:
-            uniform = self._frames_for(target).uniform(shape or self._bare_for(target))
+            uniform = self._frames_for(target).uniform(
+                shape or self._bare_for(target.content_type, target.confirms)
+            )
             self._uniform[target, shape] = uniform
         return uniform
 
-    def _bare_for(self, target: Target) -> Shape:
-        key = target.content_type, target.confirms
+    def _bare_for(self, content_type: str, confirms: bool) -> Shape:
+        key = content_type, confirms
         if (shape := self._bare.get(key)) is None:
-            kind, confirms = key
-            shape = self._bare[key] = bare_shape(kind, self._stamp_s, persistent=confirms)
+            shape = self._bare[key] = bare_shape(content_type, self._stamp_s, persistent=confirms)
         return shape
 
     def _frames_for(self, target: Target) -> Frames:

@@ -406,3 +406,12 @@ class AgainstLists(RuleBasedStateMachine):
 
 TestAgainstLists = AgainstLists.TestCase
 TestAgainstLists.settings = MACHINES
+
+
+def test_after_a_pause_nothing_is_handed_out_until_it_is_resumed_with_the_same_limit() -> None:
+    fanin: FanIn[str] = FanIn(2)
+    fanin.arrived("mb1", ["a", "b", "c"])
+    fanin.pause()
+    assert fanin.take() is None
+    fanin.resume()
+    assert [fanin.take() for _ in range(3)] == ["a", "b", None]

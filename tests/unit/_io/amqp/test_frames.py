@@ -401,8 +401,7 @@ def test_alike_entries_are_the_same_bytes_as_single_ones(
     shape = EntryShape(bare_entry_shape(content_type), 32)
     ids = [f"{number:032x}" for number in range(len(bodies))]
     alike: list[bytes] = []
-    for message_id, body in zip(ids, bodies, strict=True):
-        shape.add(alike, message_id.encode(), body)
+    shape.add(alike, ids, bodies)
     message = Message(body=b"", content_type=content_type)
     assert b"".join(alike) == packed(
         [(properties_of(message, i), body) for i, body in zip(ids, bodies, strict=True)]

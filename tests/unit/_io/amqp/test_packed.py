@@ -27,8 +27,7 @@ from messagebus.message import BODY_BYTES_MAX
 def body_of(*bodies: bytes) -> bytes:
     out: list[bytes] = []
     shape = EntryShape(bare_entry_shape("application/json"), len(ID_PLACE))
-    for number, body in enumerate(bodies):
-        shape.add(out, b"%032x" % number, body)
+    shape.add(out, [f"{number:032x}" for number in range(len(bodies))], bodies)
     return b"".join(out)
 
 
