@@ -326,6 +326,18 @@ def test_a_bare_message_and_one_with_properties_leave_alike() -> None:
     )
 
 
+@pytest.mark.parametrize("message_id", ["mine", "ü" * 20])
+def test_a_batch_has_the_id_of_its_first_message_also_where_an_application_chose_it(
+    message_id: str,
+) -> None:
+    message = Message(body=b"first")
+    first = Publish(
+        message_id, publish(b"").target, b"first", encode_entry(message, message_id), 1, None
+    )
+    ((_, packed),) = sent(Batch(first))  # type: ignore[arg-type]
+    assert (packed.content_type, packed.message_id) == (BATCH_TYPE, message_id)
+
+
 def test_a_batch_leaves_as_one_message_of_whole_messages() -> None:
     message = Message(body=b"second", key="k", content_type="text/x")
     first = publish(b"first")
