@@ -103,10 +103,21 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
         Tile("Parked", number(board.parked),
              f"in {plural(parked_in, 'queue')}" if parked_in else note or "no message is parked",
              "warn" if board.parked else "", None, "tile.parked"),
-        Tile("Coverage", ((str(complete), ""), (f"of {len(sources)}", "")),
-             note or (f"on every broker; {bare} without consumers" if bare else "on every broker"),
-             "bad" if complete < len(sources) else "", None, "tile.coverage"),
+        Tile("Coverage", ((f"{complete} of {len(sources)}", "names"),),
+             _covered(board, bare),
+             "bad" if complete < len(sources) else "warn" if is_least else "",
+             None, "tile.coverage"),
     ]  # fmt: skip
+
+
+def _covered(board: Board, bare: int) -> str:
+    """Say on which brokers names are complete: a broker that does not answer may lack any of them."""
+    silent = len(board.without)
+    if silent:
+        answering = len(board.view.bus.brokers) - silent
+        does = "does" if silent == 1 else "do"
+        return f"on {plural(answering, 'broker')} of {answering + silent}; {silent} {does} not answer"
+    return "on every broker" + (f"; {bare} without consumers" if bare else "")
 
 
 def _oldest_tile(board: Board, settings: Settings, note: str, line: Spark) -> Tile:

@@ -247,6 +247,18 @@ def test_a_sum_that_lacks_a_broker_is_shown_as_a_lower_bound(how: str) -> None:
     assert "≥\N{NO-BREAK SPACE}1" in tiles["tile.oldest"]
 
 
+@pytest.mark.parametrize("how", DOWN)
+def test_coverage_counts_the_brokers_that_answer_and_warns_of_those_that_do_not(how: str) -> None:
+    made = board_of(one_down(how, elsewhere=6))
+    (tile,) = [each for each in overview(made, {}, SETTINGS)["tiles"] if each.key == "Coverage"]
+    assert tile.parts == ((f"{len(made.sources)} of {len(made.sources)}", "names"),)
+    assert (tile.note, tile.tone) == ("on 2 brokers of 3; 1 does not answer", "warn")
+    whole = replace(one_down(how, elsewhere=6), brokers=one_down(how, elsewhere=6).brokers[:2])
+    made = board_of(whole)
+    (tile,) = [each for each in overview(made, {}, SETTINGS)["tiles"] if each.key == "Coverage"]
+    assert (tile.note, tile.tone) == ("on every broker", "")
+
+
 def test_an_age_that_is_a_lower_bound_says_so_also_where_every_broker_answers() -> None:
     before = row(NAME, ready=4, consumers=1, oldest_ms=70_000, oldest_is_least=True)
     made = board_of(bus_of(seen(MB1, before), seen(MB2, row(NAME, consumers=1))))
