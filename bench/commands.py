@@ -149,7 +149,8 @@ def run(
     """Measure what PROFILE says (a TOML file, or a name of bench/profiles) on a system of its own.
 
     seed-s1, seed-s2, latency-matrix, fan-in, capacity and peers are workloads of several runs; with --dir
-    they go on where they were interrupted.
+    they go on where they were interrupted. A run of messagebus prints the command that opens the live page
+    of its brokers; they are removed at the end of the run.
 
     Exit code 7: the numbers are not to be trusted; the first lines of the report give the reasons.
     """

@@ -5,6 +5,7 @@ Clients that know only one broker are measured on one such node, without HAProxy
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -92,7 +93,14 @@ def started(
     ) as folder:
         dir, brokers = Path(folder) / "cluster", profile.system.brokers
         with LocalCluster(dir, brokers, network=network, say=say).running() as cluster:
+            say(live_page(cluster.client_env()))
             yield Standalone(cluster, direct=direct)
+
+
+def live_page(env: Mapping[str, str]) -> str:
+    """Return the line with the command that opens the live page of these brokers while they run."""
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+    return f"live page, from another terminal: {settings} messagebus monitor"
 
 
 @contextmanager

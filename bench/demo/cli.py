@@ -47,8 +47,9 @@ def demo(
 ) -> None:
     """Play the whole way on this machine: messages flow while brokers come, go and die.
 
-    Three brokers, HAProxy, four publishers and four consumers, all real processes. Prints the audit
-    and the path of the report. Exit code 0 only if nothing was lost, altered or doubled without cause.
+    Three brokers, HAProxy, four publishers and four consumers, all real processes. Prints the address of
+    the live page at the start, the audit and the path of the report at the end. Exit code 0 only if nothing
+    was lost, altered or doubled without cause.
     """
     run_id = time.strftime("demo-%Y%m%d-%H%M%S")
     looks_s = 1.0 if small else 4.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any
@@ -10,11 +11,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import ErrorDetails
 
-from messagebus.terminal import did_you_mean
+from messagebus.terminal import closest
 
 Whole = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
+UNIT = re.compile(r"(_per)?_n?s$")
 # pydantic's kinds of faults -> the wanted value.
 WORDS = {
     "int_type": "a whole number",
@@ -57,7 +59,17 @@ def fault_line(fault: ErrorDetails, place: Sequence[str | int], names: Collectio
     if kind == "missing":
         return f"{where}: is missing"
     if kind == "unexpected_keyword_argument":
+        meant = _meant(str(place[-1]), names)
         prefix = where.removesuffix(str(place[-1]))
-        return f"{where} is not known{did_you_mean(where, [prefix + each for each in names])}"
+        return f"{where} is not known" + (f"; did you mean {prefix + meant!r}?" if meant else "")
     words = str(fault["ctx"]["error"]) if kind == "value_error" else WORDS.get(kind, fault["msg"])
     return f"{where}: {words} wanted, not {reprlib.repr(fault['input'])}".lstrip(": ")
+
+
+def _meant(word: str, names: Collection[str]) -> str:
+    """Return the setting that may have been meant, with or without its unit; "" where none is like it.
+
+    Names alone are compared: that of their table would make any two settings alike.
+    """
+    known = {UNIT.sub("", name): name for name in names} | {name: name for name in names}
+    return known.get(closest(word, known), "")

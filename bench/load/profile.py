@@ -322,23 +322,23 @@ def _fault_lines(invalid: ValidationError) -> list[str]:
         if fault["type"].startswith("union_tag"):
             found.append(f"load.schedule: a table with kind = {' | '.join(KINDS)} wanted")
             continue
+        names = _names(place[:-1])
         if place[:2] == ["load", "schedule"]:
             # Its third part is the kind, which is no table of the file.
             del place[2:3]
-        found.append(fault_line(fault, place, _names(place[:-1])))
+        found.append(fault_line(fault, place, names))
     return found
 
 
 def _names(tables: Sequence[str | int]) -> list[str]:
-    """Return the names of a table; of schedules those of all kinds."""
-    kinds: Mapping[str | int, Sequence[type[Any]]] = {
-        **{name: (kind,) for name, kind in PARTS.items()},
-        "schedule": get_args(Schedule),
-        "disturbances": (Disturbance,),
+    """Return the names of a table; of a schedule, whose table is named by its kind, those of this kind."""
+    kinds: Mapping[str, type[Any]] = {
+        **PARTS,
+        **dict(zip(KINDS, get_args(Schedule), strict=True)),
+        "disturbances": Disturbance,
     }
     table = next((each for each in reversed(tables) if isinstance(each, str)), "")
-    found = kinds.get(table, (Profile,))
-    return [each.name for kind in found for each in dataclasses.fields(kind)]
+    return [each.name for each in dataclasses.fields(kinds.get(table, Profile))]
 
 
 # The header of a message's key, see docs/WIRE.md. Other clients of RabbitMQ put it there too.

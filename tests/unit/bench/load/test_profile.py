@@ -176,6 +176,33 @@ def test_profiles_are_alike_whatever_their_system_and_name_are() -> None:
     assert unlike(one, slower) == ["messages.size: 1024 and 200"]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (
+            {"kind": "constant", "rte": 1},
+            ".rte is not known; did you mean 'load.schedule.rate_per_s'?",
+        ),
+        (
+            {"kind": "constant", "rate": 1},
+            ".rate is not known; did you mean 'load.schedule.rate_per_s'?",
+        ),
+        ({"kind": "constant", "step": [[1, 1]]}, ".step is not known"),
+        (
+            {"kind": "steps", "step": [[1, 1]]},
+            ".step is not known; did you mean 'load.schedule.steps'?",
+        ),
+    ],
+)
+def test_a_typo_in_a_schedule_suggests_only_settings_of_its_kind(
+    schedule: dict[str, object], said: str
+) -> None:
+    with pytest.raises(InputInvalid) as raised:
+        Profile.from_values({"name": "x", "load": {"schedule": schedule}}, "x")
+    faults = str(raised.value).removeprefix("x: ").split("; load.")
+    assert any(each.endswith(said) for each in faults), faults
+
+
 def test_disturbances_are_tables_with_a_broker_of_the_system() -> None:
     values = LEAST | {"disturbances": [{"at_s": 3, "what": "freeze", "broker": 2}]}
     (one,) = Profile.from_values(values, "x").disturbances
