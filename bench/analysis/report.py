@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.result import CURVE, MEASURES, Result, percentiles
+from bench.analysis.result import ANY_NODE, CURVE, MEASURES, Result, percentiles
 from bench.analysis.verdict import Client
 from bench.harness.histograms import SECOND_NS
 from bench.harness.parts import CONSUMER, PUBLISHER
 from bench.harness.sampling import CPU_LEAST_S
 from bench.load.profile import Messages
 from messagebus.recording.manifest import FOLLOWS_NS, follows_until_ns
+from messagebus.terminal import plural
 from reports import charts
 from reports.charts import DASHED, Mark, Panel, Series, Span
 from reports.page import Figure, Page, Section
@@ -120,6 +121,8 @@ WORDS = {
     "disturbances": "confirms that came before the disturbance began count as before it. Later confirms of "
     "messages that were under way then, or were intended while it lasted or up to "
     f"{FOLLOWS_NS // SECOND_NS} s after its end and before the next one, count as after it.",
+    "back at": "the disturbance is undone from `to` on, and over at `back at`. Between them, a killed broker "
+    "starts and recovers its queues. Both count from the beginning of the load, as at_s of the profile does.",
     "silence": "the longest time in which a publisher waited for confirms and none came, to the next one "
     "or to the end of the measured part.",
     "a dash": "an unknown value. The costs of a broker are unknown if its process ended during the run (a "
@@ -167,7 +170,11 @@ def _page(result: Result, charts: Sequence[Section]) -> Page:
             *charts,
             Section(title="Latency", tables=(_latencies(result),)),
             Section(title="Fates", tables=(_fates(result),), after=tuple(_examples(result))),
-            Section(title="Brokers", tables=(_brokers(result),), after=tuple(_unseen(result))),
+            Section(
+                title="Brokers",
+                tables=(_brokers(result),),
+                after=(*_idle(result), *_unseen(result)),
+            ),
             Section(title="Disturbances", tables=(_disturbances(result),)),
             Section(title="Load processes", tables=(_clients(result),)),
             _settings("What it did", _profile_rows(result)),
@@ -296,14 +303,15 @@ def _examples(result: Result) -> list[str]:
 
 def _brokers(result: Result) -> Table:
     """Return the costs of each broker; of those that ended meanwhile the confirms alone."""
-    measured, rows = result.measured, []
-    for broker, rates in result.rates("confirm").items():
-        if broker and broker not in result.brokers:
-            rows.append({"broker": broker, "confirmed": sum(rates[measured.start : measured.stop])})
-    for broker, each in result.brokers.items():
-        rows.append({**each, "broker": broker, "cores": each["cpu_s"] / each["seconds"]})
-    rows.sort(key=lambda row: str(row["broker"]))
-    if len(rows) > 1 and result.brokers:
+    measured, rates, costs = result.measured, result.rates("confirm"), result.brokers
+    rows: list[dict[str, Any]] = []
+    for broker in result.broker_names:
+        confirmed = sum(rates.get(broker, [])[measured.start : measured.stop])
+        row = {"broker": broker, "confirmed": None if ANY_NODE in rates else confirmed}
+        if cost := costs.get(broker):
+            row = {**cost, "cores": cost["cpu_s"] / cost["seconds"], **row}
+        rows.append(row)
+    if len(rows) > 1 and costs:
         rows.append(_all_brokers(result))
 
     def fixed(key: str, digits: int, scale: float = 1.0) -> Callable[[Mapping[str, Any]], str]:
@@ -328,17 +336,29 @@ def _brokers(result: Result) -> Table:
 def _all_brokers(result: Result) -> dict[str, Any]:
     every = list(result.brokers.values())
     confirmed = result.came("confirm")
+    total: dict[str, Any] = {"broker": "all", "confirmed": confirmed}
+    if len(every) < result.profile.system.brokers:
+        # Without a broker that was killed, the sums are not known.
+        return total
     costs = [each["messages_cpu_s"] for each in every if each["messages_cpu_s"] is not None]
-    # Without a broker that was killed, the cost of the messages is not known.
-    is_whole = confirmed and len(costs) == result.profile.system.brokers
-    return {
-        "broker": "all",
-        "confirmed": confirmed,
+    is_whole = confirmed and len(costs) == len(every)
+    return total | {
         "cpu_us": sum(costs) / confirmed * 1e6 if is_whole else None,
         "cores": sum(each["cpu_s"] / each["seconds"] for each in every),
         "memory_mib": None if _unseen(result) else sum(each["memory_mib"] for each in every),
         "written_bytes": sum(each["written_bytes"] for each in every),
     }
+
+
+def _idle(result: Result) -> list[str]:
+    """Name the brokers that got no message, in one note; empty if there are none."""
+    idle, publishers = result.idle_brokers, result.profile.load.publishers
+    if not idle:
+        return []
+    return [
+        f"{len(idle)} of {plural(len(result.broker_names), 'broker')} got nothing: {', '.join(idle)}. "
+        f"The load had {plural(publishers, 'publisher')} (load.publishers): more of them reach more brokers."
+    ]
 
 
 def _unseen(result: Result) -> list[str]:
@@ -371,7 +391,8 @@ def _disturbances(result: Result) -> Table:
             {
                 "disturbance": each["what"],
                 "from": f"{began:.1f} s",
-                "to": None if ended is None else f"{ended:.1f} s",
+                "to": _at(each.get("lifted_s")),
+                "back at": _at(ended),
                 "p99 before": _shown(before, "p99"),
                 "longest from then on": _shown(within, "p100"),
                 "never": never,
@@ -379,6 +400,10 @@ def _disturbances(result: Result) -> Table:
             }
         )
     return table_of(rows, {name: name for name in rows[0]} if rows else {}, shown_max=len(rows))
+
+
+def _at(second: float | None) -> str:
+    return NONE if second is None else f"{second:.1f} s"
 
 
 def _silence(result: Result, window_ns: tuple[int, int] | None = None) -> str:

@@ -135,6 +135,8 @@ def _broker_s(result: Mapping[str, Any], measured_s: float) -> float | None:
 
 
 RESULT = "result.json"
+# The broker of confirms by a native cluster, whose clients cannot tell which node took a message.
+ANY_NODE = ""
 MEASURES = {
     "confirm": "publish: intended to confirmed",
     "service": "publish: sent to confirmed",
@@ -251,9 +253,10 @@ class Result:
 
     @property
     def faults(self) -> list[str]:
+        machine = self.machine
         return [
             *self.about["faults"],
-            *bottlenecks(self.clients),
+            *bottlenecks(self.clients, machine.others if machine else ""),
             *(self.fates.faults if self.fates else []),
             *self._lacking,
         ]
@@ -314,6 +317,20 @@ class Result:
             each["messages_cpu_s"] = cpu_s if is_told else None
             each["cpu_us"] = cpu_s / count * 1e6 if count and is_told else None
         return found
+
+    @property
+    def broker_names(self) -> list[str]:
+        """The brokers that were sampled, or confirmed any message, in order."""
+        names = {each.broker for each in self.samples} | {*self.rates("confirm")}
+        return sorted(names - {ANY_NODE})
+
+    @property
+    def idle_brokers(self) -> list[str]:
+        """The brokers that confirmed nothing in the whole load; none where confirms do not name a broker."""
+        confirmed = {name for name, each in self.rates("confirm").items() if any(each)}
+        if not confirmed or ANY_NODE in confirmed:
+            return []
+        return [name for name in self.broker_names if name not in confirmed]
 
     @property
     def machine(self) -> Usage | None:

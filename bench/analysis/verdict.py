@@ -51,12 +51,15 @@ class Client:
     waited: float = 0.0
 
 
-def bottlenecks(clients: Sequence[Client]) -> list[str]:
-    """Name the parts of the load that were too slow to measure by; empty if none was."""
+def bottlenecks(clients: Sequence[Client], others: str = "") -> list[str]:
+    """Name the parts of the load that were too slow to measure by; empty if none was.
+
+    others: what else used the machine, which may have delayed the load; "" if that is not known.
+    """
     return [
         *_worst({each: _busy(each) for each in clients}, lambda each: each.cpu_share),
-        *_worst({each: _late(each) for each in clients}, lambda each: each.pacing_p99_ms),
-        *_worst({each: _unsent(each) for each in clients}, lambda each: each.unsent),
+        *_worst({each: _late(each, others) for each in clients}, lambda each: each.pacing_p99_ms),
+        *_worst({each: _unsent(each, others) for each in clients}, lambda each: each.unsent),
     ]
 
 
@@ -75,22 +78,26 @@ def _busy(client: Client) -> str:
     return f"{client.name} used {share:.0%} of a core: the client {BOTTLENECK}"
 
 
-def _late(client: Client) -> str:
+def _late(client: Client, others: str) -> str:
     if client.pacing_p99_ms <= PACING_P99_MAX_MS or _busy(client):
         return ""
     return (
         f"{client.name} handled 1 % of its messages {client.pacing_p99_ms:.1f} ms late or more: its pacer "
-        f"{BOTTLENECK}"
+        f"{BOTTLENECK}{_beside(others)}"
     )
 
 
-def _unsent(client: Client) -> str:
+def _unsent(client: Client, others: str) -> str:
     if not client.intended or client.unsent / client.intended <= UNSENT_PART_MAX:
         return ""
     sent = f"{client.intended - client.unsent:,} of {client.intended:,}"
     if client.waited > WAITED_PART:
         return f"{client.name} sent {sent} intended messages: held back by its window"
-    return f"{client.name} sent {sent} {TOO_SLOW}"
+    return f"{client.name} sent {sent} {TOO_SLOW}{_beside(others)}"
+
+
+def _beside(others: str) -> str:
+    return f"; {others}" if others else ""
 
 
 def is_of_load(fault: str) -> bool:

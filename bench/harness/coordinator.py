@@ -261,6 +261,8 @@ class Disturber:
             self._done[number] = {"what": what, "began_s": self._now_s(), "ended_s": None}
             fault.begin()
         else:
+            # A killed broker has to start before it is back.
+            self._done[number]["lifted_s"] = self._now_s()
             fault.end()
             self._done[number]["ended_s"] = self._now_s()
 

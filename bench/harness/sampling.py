@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from bench.errors import InputInvalid
 from messagebus.errors import reason_of
+from messagebus.terminal import plural
 
 
 def between(points: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
@@ -66,6 +67,11 @@ class Usage:
     @property
     def rest(self) -> float:
         return max(0.0, self.busy - self.brokers - self.clients)
+
+    @property
+    def others(self) -> str:
+        """What neither brokers nor load processes used, in words."""
+        return f"all else kept {self.rest:.2f} of {plural(self.cores, 'core')} busy"
 
     def __str__(self) -> str:
         told = (

@@ -58,12 +58,13 @@ def write_run(
     outage: range = range(0),
     repeats: int = 0,
     disturbances: Sequence[Mapping[str, Any]] = (),
+    idle: Sequence[str] = (),
 ) -> None:
     """Write a run of two publishers and one consumer, with this rate in messages a second together.
 
     behind_s: how long the last message waits, and each before it according to its place. outage: messages
     intended in these seconds have no answer and never came. repeats: deliveries that come a second time
-    with the last one.
+    with the last one. idle: brokers that were sampled until second 4, and confirmed nothing.
     """
     chance = random.Random(1)
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,9 +74,12 @@ def write_run(
         {
             "name": "made-up",
             "load": {"schedule": schedule, "publishers": 2},
-            "system": {"brokers": 2},
+            "system": {"brokers": len(BROKERS) + len(idle)},
             "time": time,
-            "disturbances": list(disturbances),
+            "disturbances": [
+                {key: value for key, value in each.items() if key != "starts_s"}
+                for each in disturbances
+            ],
         },
         "test",
     )
@@ -99,7 +103,8 @@ def write_run(
             {
                 "what": each["what"],
                 "began_s": each["at_s"],
-                "ended_s": each["at_s"] + each["lasts_s"],
+                "lifted_s": each["at_s"] + each["lasts_s"],
+                "ended_s": each["at_s"] + each["lasts_s"] + each.get("starts_s", 0),
             }
             for each in disturbances
         ]
@@ -131,7 +136,7 @@ def write_run(
     samples = [
         Sample(broker, float(at), at * 0.2, 120.0, at * 100_000, at * 10, at % 3, 0)
         for at in range(14)
-        for broker in BROKERS
+        for broker in (*BROKERS, *(idle if at < 5 else ()))
     ]
     save(folder / SAMPLES, samples)
 

@@ -17,12 +17,13 @@ from bench.analysis import foreign_load
 from bench.analysis.foreign_load import conduct_outside, render_outside
 from bench.analysis.report import latency_series, render_html, render_text, write
 from bench.analysis.result import gather, numbers_of, percentiles
-from bench.analysis.verdict import Client, behind, bottlenecks, unsteady
+from bench.analysis.verdict import Client, behind, bottlenecks, is_of_load, unsteady
 from bench.errors import BenchError, InputInvalid
-from bench.harness.coordinator import SAMPLES
+from bench.harness.coordinator import MACHINE, SAMPLES
 from bench.harness.histograms import DIGITS, TOP_NS
 from bench.harness.interface import Outside
-from bench.harness.sampling import Sample, save
+from bench.harness.sampling import Busy, Sample, Usage, save
+from reports.text import NONE
 from tests.support.results import CLOSED, PROFILE, profile_with, result
 from tests.support.runs import BROKERS, MEASURED_S, WARM_UP_S, Nothing, write_run
 
@@ -354,6 +355,55 @@ def test_brokers_that_nobody_looked_at_meanwhile_have_dashes_and_a_line_that_say
     for each in result.brokers.values():
         assert (each["memory_mib"], each["messages_cpu_s"], each["cpu_us"]) == (None, None, None)
     assert "broker CPU us" not in numbers_of(result.as_json())
+
+
+def row_of(text: str, name: str) -> list[str]:
+    """Return the cells of the table's row that begins with the name."""
+    (line,) = [each for each in text.splitlines() if each.strip().startswith(f"{name} ")]
+    return line.removeprefix(f"  {name}").split()
+
+
+DIED = "127.0.0.13:5672"
+
+
+def test_a_broker_that_died_and_got_nothing_keeps_its_row_and_the_sums_are_unknown(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, idle=[DIED])
+    text = render_text(gather(tmp_path))
+    assert row_of(text, DIED) == ["0", *[NONE] * 6]
+    assert row_of(text, "all") == ["2,000", *[NONE] * 6]
+    assert row_of(text, BROKERS[0])[2] == "0.20"
+
+
+def test_brokers_that_got_nothing_are_named_with_the_number_of_publishers(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", idle=[DIED])
+    write_run(tmp_path / "none")
+    one, none = (render_text(gather(tmp_path / each)) for each in ("one", "none"))
+    assert f"1 of 3 brokers got nothing: {DIED}. The load had 2 publishers" in " ".join(one.split())
+    assert "got nothing" not in none
+
+
+def test_the_time_that_a_killed_broker_takes_to_start_has_a_column_of_its_own(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, disturbances=[KILL | {"starts_s": 3.5}])
+    text = render_text(gather(tmp_path))
+    assert "from     to  back at" in text
+    assert row_of(text, "kill")[:6] == ["5.0", "s", "7.0", "s", "10.5", "s"]
+
+
+def test_a_load_that_was_late_names_what_all_else_used_of_the_machine(tmp_path: Path) -> None:
+    usage = Usage(cores=2, busy=2.0, brokers=0.2, clients=0.2, stolen=0.0, load_max=30.0)
+    late = dataclasses.replace(GOOD, pacing_p99_ms=60.8)
+    (fault,) = bottlenecks([late], usage.others)
+    assert fault.endswith("its pacer was the bottleneck; all else kept 1.60 of 2 cores busy")
+    assert is_of_load(fault)
+    write_run(tmp_path)
+    save(tmp_path / MACHINE, [Busy(at, 1.9 * at, 0.0, 30.0) for at in (0.0, 14.0)])
+    result = gather(tmp_path)
+    result.clients = [late]
+    assert re.search(r"bottleneck; all else kept 1\.\d\d of 2 cores busy", result.faults[0])
 
 
 def test_what_is_not_to_be_trusted_says_so_first(tmp_path: Path) -> None:
