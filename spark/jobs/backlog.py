@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,7 @@ def _queue(row: dict[str, Any]) -> tuple[str, ...]:
 def _page(run: Run, measured: dict[str, Any]) -> Page:
     drains = measured["drains"]
     left = [row for row in drains if row["never"]]
-    nothing: dict[str, Any] = {"peak": None, "broker": ""}
-    worst = max(drains, key=lambda row: row["peak"], default=nothing)
+    peak, queue = _worst(drains)
     ages = [row["age_ms"] for row in drains if row["age_ms"] is not None]
     oldest = milliseconds(max(ages) if ages else None)
     by = f"by {measured['clocks']:,} clocks" if measured["clocks"] > 1 else ""
@@ -159,9 +158,9 @@ def _page(run: Run, measured: dict[str, Any]) -> Page:
         else "Nothing waited.",
         figures=(
             Figure(
-                cell(worst["peak"]),
+                cell(peak),
                 "most at once in one queue",
-                " ".join(filter(None, (worst["broker"], by))),
+                " ".join(filter(None, (queue, by))),
             ),
             Figure(oldest, "longest wait", by),
             Figure(cell(len(left)), "queues not emptied", f"of {len(drains)}"),
@@ -170,6 +169,14 @@ def _page(run: Run, measured: dict[str, Any]) -> Page:
         words=WORDS,
         tables=TABLE,
     )
+
+
+def _worst(drains: Sequence[Mapping[str, Any]]) -> tuple[int | None, str]:
+    """Return the most messages that waited at once in one queue, and its subscription and broker."""
+    if not drains:
+        return None, ""
+    worst = max(drains, key=lambda row: row["peak"])
+    return worst["peak"], f"{subscription(worst)} on {worst['broker']}"
 
 
 def _clocks(early: Mapping[str, int], clocks: int) -> list[Fault]:
@@ -201,7 +208,12 @@ DRAINS: Columns = {
 
 def _panels(measured: dict[str, Any]) -> list[Panel]:
     panels = [
-        Panel("messages waiting", _summed(measured["timeline"], "depth"), "step", height=2.6),
+        Panel(
+            "messages waiting, all queues of a broker",
+            _summed(measured["timeline"], "depth"),
+            "step",
+            height=2.6,
+        ),
         Panel("wait of the oldest", _oldest(measured), "step", "ms", height=2.2),
     ]
     if measured["sampled"]:

@@ -296,7 +296,7 @@ def _figures(measured: Mapping[str, Any]) -> tuple[Figure, ...]:
         Figure(
             f"{measured['busy']:.0%}",
             "of a broker's cores are busy",
-            f"of {count - spare}; {measured['queue_cores']:.0%} of a core by each queue",
+            f"{_left(count, spare)}; {measured['queue_cores']:.0%} of a core by each queue",
         ),
         Figure(f"{measured['cpu_us']:,.0f} µs", "CPU of a message"),
         Figure(
@@ -314,6 +314,13 @@ def _figures(measured: Mapping[str, Any]) -> tuple[Figure, ...]:
     )
 
 
+def _left(count: int, spare: int) -> str:
+    """Say for which brokers a load was computed: those that are left while the spare ones are away."""
+    if not spare:
+        return f"of {plural(count, 'broker')}"
+    return f"when {spare} of {plural(count, 'broker')} {'is' if spare == 1 else 'are'} away"
+
+
 VARIANTS: Columns = {
     **{name: name for name in ("load", "rate", "bytes", "subscriptions", "brokers")},
     "beyond the runs": lambda row: ", ".join(row["beyond"]) or NONE,
@@ -321,7 +328,7 @@ VARIANTS: Columns = {
 COSTS: Columns = {"part": "part", "costs": lambda row: f"{significant(row['cost'])} {row['unit']}"}
 RUNS: Columns = {
     **{name: name for name in ("run", "rate", "bytes", "subscriptions")},
-    "syncs": lambda row: f"{row['syncs']:.2f}",
+    "syncs a message": lambda row: f"{row['syncs']:.2f}",
     "measured us": "measured us",
     "predicted us": "predicted us",
     "error": lambda row: f"{row['error']:.1%}",
@@ -343,7 +350,9 @@ def _sections(measured: Mapping[str, Any]) -> tuple[Section, ...]:
     return (
         section_of("If the load were another", variants, VARIANTS, bars=bars),
         section_of("What costs", costs, COSTS),
-        section_of("Runs, each predicted from those at other rates", measured["runs"], RUNS),
+        section_of(
+            "Runs: CPU of a message, predicted from those at other rates", measured["runs"], RUNS
+        ),
         section_of("Runs that did not keep up", measured["bounds"], BOUNDS, left=2),
     )
 

@@ -97,6 +97,15 @@ def test_what_a_dead_broker_held_is_its_backlog_and_what_is_lost_stays(
     assert "oldest" in render_html(answer.page)
 
 
+def test_the_most_at_once_is_of_one_queue_and_names_its_subscription() -> None:
+    rows = [
+        {"broker": "127.0.0.11:5672", "topic": "packages", "subscription": name, "peak": peak}
+        for name, peak in (("audit", 23), ("billing", 30))
+    ]
+    assert backlog._worst(rows) == (30, "packages/billing on 127.0.0.11:5672")
+    assert backlog._worst([]) == (None, "")
+
+
 def test_the_page_has_every_file_and_every_bad_line(planted_run: Planted) -> None:
     found = planted_run.run.ingested
     text = render_text(ingest._page([found], planted_run.run.lake))

@@ -173,6 +173,13 @@ def test_twice_the_brokers_are_needed_for_twice_the_rate_and_a_spare_one_is_adde
     assert brokers["as asked"] == found["brokers"]
     assert "capacity" in (tmp_path / "out" / "capacity.html").read_text()
     assert "off on average" in text
+    page = (tmp_path / "out" / "capacity.html").read_text()
+    assert "when 1 of 7 brokers is away; " in page
+    assert "syncs a message" in page
+    code, text = plan(
+        runs, tmp_path / "all", "--rate", "3000", "--syncs", "100", "--spare", "0", *asked
+    )
+    assert "of 6 brokers; " in (tmp_path / "all" / "capacity.html").read_text()
 
 
 def test_a_load_beyond_all_runs_is_a_fault_and_so_is_a_model_that_does_not_carry(
