@@ -40,6 +40,8 @@ MEASURED = {
     "ops": ("messagebus", "ops", "lb", "consumer_lists"),
     "reach.simulated": ("messagebus/core", "messagebus/services/agent"),
 }
+# In the path of a group whose seconds no machine makes longer.
+VIRTUAL = "in virtual time"
 GIT_WITHIN_S = 30.0
 # Of an environment, what a group keeps.
 KEPT = (
@@ -81,18 +83,17 @@ class Source:
 
     @property
     def is_busy(self) -> bool:
-        return self.load > LOAD_MAX
+        """Whether other work may have changed the figures; it cannot change those in virtual time."""
+        return self.load > LOAD_MAX and VIRTUAL not in str(self.more.get("path", ""))
 
     def remarks(self, on: str) -> str:
         """Return day, commit, and what speaks against the figures. on: the time when the page is made."""
-        load = [f"load {self.load:.1f}"] if self.is_busy else []
-        return ", ".join(
-            [f"{self.at[:10]} `{self.commit.rstrip('+')[:8]}`", *load, *self.doubts(on)]
-        )
+        return ", ".join([f"{self.at[:10]} `{self.commit.rstrip('+')[:8]}`", *self.doubts(on)])
 
     def doubts(self, on: str) -> list[str]:
-        """Return what a figure says wherever it stands: that it is of no commit, that it is outdated."""
-        found = ["uncommitted changes"] if self.commit.endswith("+") else []
+        """Return what a figure says wherever it stands: a busy machine, no commit, that it is outdated."""
+        found = [f"load {self.load:.1f}"] if self.is_busy else []
+        found += ["uncommitted changes"] if self.commit.endswith("+") else []
         days = (_day(on) - _day(self.at)).days
         if self.since is None or self.since > COMMITS_MAX or days > DAYS_MAX:
             found.append("**outdated**")

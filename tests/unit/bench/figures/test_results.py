@@ -136,7 +136,9 @@ def test_each_figure_says_its_commit_its_day_and_what_speaks_against_it(
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"load": 2.85}, "1 s"),
+        ({"load": 2.0}, "1 s"),
+        ({"load": 2.85}, "1 s (load 2.9)"),
+        ({"load": 2.85, "more": {"path": "no process: agents in virtual time"}}, "1 s"),
         ({"since": 301}, "1 s (**outdated**)"),
         (
             {"commit": "0123456789ab+", "since": 301},
@@ -144,7 +146,7 @@ def test_each_figure_says_its_commit_its_day_and_what_speaks_against_it(
         ),
     ],
 )
-def test_a_figure_in_a_sentence_says_that_it_is_outdated_or_of_no_commit(
+def test_a_figure_in_a_sentence_says_that_it_is_outdated_of_no_commit_or_of_a_busy_machine(
     changed: dict[str, Any], told: str
 ) -> None:
     found = results_of(FIGURE, source=replace(SOURCE, **changed))
