@@ -116,7 +116,9 @@ def _covered(board: Board, bare: int) -> str:
     if silent:
         answering = len(board.view.bus.brokers) - silent
         does = "does" if silent == 1 else "do"
-        return f"on {plural(answering, 'broker')} of {answering + silent}; {silent} {does} not answer"
+        return (
+            f"on {plural(answering, 'broker')} of {answering + silent}; {silent} {does} not answer"
+        )
     return "on every broker" + (f"; {bare} without consumers" if bare else "")
 
 

@@ -122,7 +122,7 @@ def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
             because = f"No consumer is attached on {names}."
         return (
             "warn" if (source.oldest_s or 0) >= figures.WARN_S else "",
-            f"Out is slower than in{on}: the backlog grows by {figures.rate(arriving - leaving)}/s.",
+            f"Out is slower than in{on}: each second {figures.rate(arriving - leaving)} more wait.",
             because,
         )
     return "", "", ""

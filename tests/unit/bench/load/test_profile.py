@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import re
 import statistics
+import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,9 +30,11 @@ from bench.load.schedule import (
     striped,
 )
 from bench.load.systems import ALL_FAULTS, SYSTEMS
+from tests.support.documents import ROOT, Block, blocks_of
 from tests.support.results import profile_with
 
-ROOT = Path(__file__).resolve().parents[4]
+MEASURING = ROOT / "docs" / "MEASURING.md"
+PROFILES_OF_DOCS = [each for each in blocks_of(MEASURING) if each.language == "toml"]
 LEAST: dict[str, Any] = {"name": "x", "load": {"schedule": {"kind": "constant", "rate_per_s": 5}}}
 
 
@@ -201,6 +204,18 @@ def test_a_typo_in_a_schedule_suggests_only_settings_of_its_kind(
         Profile.from_values({"name": "x", "load": {"schedule": schedule}}, "x")
     faults = str(raised.value).removeprefix("x: ").split("; load.")
     assert any(each.endswith(said) for each in faults), faults
+
+
+@pytest.mark.parametrize("block", PROFILES_OF_DOCS, ids=lambda block: block.name)
+def test_profiles_of_the_documents_can_be_run_and_reach_each_broker(block: Block) -> None:
+    profile = Profile.from_values(tomllib.loads(block.text), block.name)
+    assert profile.load.publishers >= 2 * profile.system.brokers
+
+
+@pytest.mark.parametrize("name", ["small", "steady", "failover", "rebalance"])
+def test_profiles_of_several_brokers_reach_each_broker(name: str) -> None:
+    profile = Profile.load_file(ROOT / "bench" / "profiles" / f"{name}.toml")
+    assert profile.load.publishers >= 2 * profile.system.brokers
 
 
 def test_disturbances_are_tables_with_a_broker_of_the_system() -> None:
