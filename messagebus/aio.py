@@ -744,7 +744,7 @@ class AsyncConsumer:
         text = reason_text(self._bus, reason, error) if is_said else ""
         headers = retry_headers(delivery, None, text)
         _close(delivery, driver)
-        return await driver.retry(delivery, delay_ms=delay_ms, headers=headers)
+        return await driver.pipeline.first.retry(delivery, delay_ms=delay_ms, headers=headers)
 
     async def park(
         self, delivery: Delivery, *, reason: str, error: BaseException | None = None
@@ -757,14 +757,14 @@ class AsyncConsumer:
         exception = "" if error is None else words.of(error)
         headers = park_headers(delivery, words.short(reason), exception)
         _close(delivery, driver)
-        return await driver.park(delivery, headers=headers)
+        return await driver.pipeline.first.park(delivery, headers=headers)
 
     def _retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
         """Retry without waiting, for `run`."""
         driver = self._started()
         _close(delivery, driver)
         live = delivery._ledger.is_live
-        copying = driver.retry(delivery, delay_ms=delay_ms, headers=headers)
+        copying = driver.pipeline.first.retry(delivery, delay_ms=delay_ms, headers=headers)
         self._copying.keep(copying)
         return live
 
@@ -773,7 +773,7 @@ class AsyncConsumer:
         driver = self._started()
         _close(delivery, driver)
         live = delivery._ledger.is_live
-        self._copying.keep(driver.park(delivery, headers=headers))
+        self._copying.keep(driver.pipeline.first.park(delivery, headers=headers))
         return live
 
     def keep_alive(self) -> bool:

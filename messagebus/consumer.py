@@ -497,7 +497,10 @@ class Consumer:
         text = reason_text(self._bus, reason, error) if is_said else ""
         headers = retry_headers(delivery, None, text)
         return self._answer_by_copy(
-            delivery, lambda driver: driver.retry(delivery, delay_ms=delay_ms, headers=headers)
+            delivery,
+            lambda driver: driver.pipeline.first.retry(
+                delivery, delay_ms=delay_ms, headers=headers
+            ),
         )
 
     def park(self, delivery: Delivery, *, reason: str, error: BaseException | None = None) -> bool:
@@ -505,7 +508,9 @@ class Consumer:
         words = words_of(self._bus)
         exception = "" if error is None else words.of(error)
         headers = park_headers(delivery, words.short(reason), exception)
-        return self._answer_by_copy(delivery, lambda driver: driver.park(delivery, headers=headers))
+        return self._answer_by_copy(
+            delivery, lambda driver: driver.pipeline.first.park(delivery, headers=headers)
+        )
 
     def _answer_by_copy(
         self,
@@ -583,9 +588,9 @@ class Consumer:
         if self._copying is None:
             self._copying = Tasks()
         if kind == "retry":
-            copying = driver.retry(delivery, delay_ms=delay_ms, headers=headers)
+            copying = driver.pipeline.first.retry(delivery, delay_ms=delay_ms, headers=headers)
         else:
-            copying = driver.park(delivery, headers=headers)
+            copying = driver.pipeline.first.park(delivery, headers=headers)
         self._copying.keep(copying)
 
     # Questions.

@@ -96,14 +96,15 @@ class ConsumeDriver:
             on_ready=self._hand_out,
             on_back=self.resume_idle,
         )
-        """The stages between the links and the application."""
+        """The stages between the links and the application.
+
+        The first one answers by a copy, which goes on where its caller is cancelled.
+        """
         self.inbox = inbox = Inbox(source, pipeline, answers, self._hand_out)
         self.ledgers = inbox.ledgers
         """The maker of its links' ledgers: a delivery of another's is another consumer's."""
         self.take, self._ack = pipeline.first.take, pipeline.first.ack
         """`take` returns the next delivery; None for none, after `pause`, and once the stop has begun."""
-        self.retry, self.park = pipeline.first.retry, pipeline.first.park
-        """Answers by a copy: see `Stage`. The caller may be cancelled: the copy goes on."""
         self._tasks, self._changed = Tasks(), Conditions()
         self.wait_until = self._changed.wait_until  # on links, registration or answers
         self.registering = Registering(

@@ -126,8 +126,8 @@ class Links:
         self.slowness = Slowness(whole_ms(config.confirm_slow_s))
         self._unseen: list[Address] = []  # destinations that the dial did not look at
         self._taken: dict[int, int] = {}  # link -> bytes that the other side had at the last tick
-        self._list: BrokerList | None = None  # the last one
-        self._ever_listed: frozenset[str] = frozenset()
+        # The last list, and the names of all.
+        self._listed: tuple[BrokerList | None, frozenset[str]] = None, frozenset()
 
     # Questions.
     @property
@@ -314,9 +314,9 @@ class Links:
 
         A broker that was never listed under its own name is not identified: the list says nothing about it.
         """
-        ever_listed, broker = self._ever_listed, self.route.broker
-        if brokers is not self._list:
-            self._list, self._ever_listed = brokers, ever_listed | brokers.names
+        (last, ever_listed), broker = self._listed, self.route.broker
+        if brokers is not last:
+            self._listed = brokers, ever_listed | brokers.names
         if not broker:
             return
         entry = brokers.find(broker)
