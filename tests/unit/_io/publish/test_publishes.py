@@ -334,7 +334,7 @@ def test_a_batch_has_the_id_of_its_first_message_also_where_an_application_chose
     first = Publish(
         message_id, publish(b"").target, b"first", encode_entry(message, message_id), 1, None
     )
-    ((_, packed),) = sent(Batch(first))  # type: ignore[arg-type]
+    ((_, packed),) = sent(Batch(first))
     assert (packed.content_type, packed.message_id) == (BATCH_TYPE, message_id)
 
 
