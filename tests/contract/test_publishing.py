@@ -252,7 +252,8 @@ async def test_a_full_backlog_says_so_within_its_time(bus: Bus) -> None:
 
 async def test_a_full_backlog_tells_the_ends_of_those_that_it_took(bus: Bus) -> None:
     publisher = await bus.deaf_publisher(backlog_bytes_max=1_000, window=1)
-    for _ in range(3):  # they stay: the room of the last payload does not come when the others' time is over
+    # They stay: when the others' time is over, there is still no room for the last payload.
+    for _ in range(3):
         await publisher.call("submit", bus.topic, bytes(200), timeout_s=60)
     payloads = [Message(body=bytes(n), message_id=f"m{n}") for n in (1, 2, 900)]
     with pytest.raises(BacklogFull) as full:
