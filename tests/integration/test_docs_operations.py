@@ -57,6 +57,8 @@ def test_what_is_run_elsewhere_is_run_there() -> None:
     assert named - tests == set()
 
 
+# Each command has its own limit.
+@pytest.mark.timeout(3600)
 def test_the_page_works_from_its_beginning_to_its_end(env: dict[str, str], tmp_path: Path) -> None:
     for block in commands():
         if "cluster" not in block.marks:
