@@ -98,7 +98,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether an agent sends publishers to its broker, None where it does not answer; and why not."""
+    """Verdict of an agent on its broker: it sends publishers there, or not, with the reason.
+
+    is_ready: None where the agent does not answer.
+    """
 
     is_ready: bool | None
     reason: str

@@ -73,7 +73,7 @@ def _wait(
     inventory: Inventory, node: Node, wanted: str, within_s: float, fleet: Fleet
 ) -> Mapping[str, ServerState]:
     def is_so(state: ServerState) -> bool:
-        return state.drained if wanted == "drain" else state.verdict == "up"
+        return state.drained if wanted == "drain" else state.is_up
 
     until = time.monotonic() + within_s
     while not (seen := fleet.look(node.name)).everywhere(is_so):

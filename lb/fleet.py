@@ -6,7 +6,7 @@ A balancer that cannot be reached is reported by its name, and never counted as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +29,8 @@ Condition = Callable[[ServerState], bool]
 class BrokerStates:
     """One broker, as the balancers show it. silent: name of a balancer -> why it does not."""
 
-    shown: Mapping[str, ServerState]
-    silent: Mapping[str, str]
+    shown: dict[str, ServerState]
+    silent: dict[str, str]
 
     def everywhere(self, is_so: Condition) -> bool:
         return not self.silent and all(map(is_so, self.shown.values()))
@@ -41,7 +41,7 @@ class BrokerStates:
             name: f"HAProxy says {state.verdict} (check: {state.check}; agent: {state.agent})"
             for name, state in self.shown.items()
             if not is_so(state)
-        } | dict(self.silent)
+        } | self.silent
         if len(self.shown) + len(self.silent) == 1:
             return "; ".join(found.values())
         return "; ".join(f"{name}: {text}" for name, text in found.items())
@@ -59,18 +59,23 @@ class Fleet:
 
     def look(self, name: str) -> BrokerStates:
         """Return the state of one broker on every balancer."""
-        shown, silent = {}, dict(self.unreachable)
+        return self.look_at([name])[name]
+
+    def look_at(self, names: Iterable[str]) -> dict[str, BrokerStates]:
+        """Return the state of each broker on every balancer, of which each is asked once."""
+        found = {name: BrokerStates({}, dict(self.unreachable)) for name in names}
         for balancer, socket in self.sockets.items():
             try:
-                servers = runtime.servers(socket)
-            except BalancerUnreachable as fault:
-                silent[balancer] = f"HAProxy does not show it: {fault}"
-                continue
-            if name in servers:
-                shown[balancer] = servers[name]
-            else:
-                silent[balancer] = f"HAProxy knows no server {name!r}: see `lb apply`"
-        return BrokerStates(shown, silent)
+                servers, fault = runtime.servers(socket), ""
+            except BalancerUnreachable as silent:
+                servers, fault = {}, f"HAProxy does not show it: {silent}"
+            for name, states in found.items():
+                if name in servers:
+                    states.shown[balancer] = servers[name]
+                else:
+                    unknown = f"HAProxy knows no server {name!r}: see `lb apply`"
+                    states.silent[balancer] = fault or unknown
+        return found
 
 
 def refuse_last(fleet: Fleet, inventory: Inventory, name: str) -> None:
@@ -78,21 +83,17 @@ def refuse_last(fleet: Fleet, inventory: Inventory, name: str) -> None:
 
     A balancer that does not answer has no say, unless none does. Raises TooFewServe.
     """
-    seen = {node.name: fleet.look(node.name) for node in inventory.brokers}
+    seen = fleet.look_at(node.name for node in inventory.brokers)
     faults = {
         other: ""
-        if states.shown and all(map(_is_up, states.shown.values()))
-        else states.differing(_is_up)
+        if states.shown and all(state.is_up for state in states.shown.values())
+        else states.differing(lambda state: state.is_up)
         for other, states in seen.items()
     }
     shown = seen[name].shown.values()
-    if not shown or any(map(_is_up, shown)):
+    if not shown or any(state.is_up for state in shown):
         faults[name] = ""
     serving.refuse_last(name, faults, inventory.serving_min)
-
-
-def _is_up(state: ServerState) -> bool:
-    return state.verdict == "up"
 
 
 def local(inventory: Inventory) -> Fleet:

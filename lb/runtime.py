@@ -67,6 +67,11 @@ class ServerState:
     weight: int
     changed_s: int
 
+    @property
+    def is_up(self) -> bool:
+        """True where new connections go there."""
+        return self.verdict == "up"
+
 
 def process(socket: Path) -> Process:
     """Return the serving process. Raises BalancerUnreachable."""

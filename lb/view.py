@@ -79,7 +79,7 @@ def headlines(shown: Sequence[Shown]) -> Iterator[Text]:
                 (each.name, "bold"), "  ", (printable(f"no answer: {each.fault}"), "red")
             )
             continue
-        up = sum(server.verdict == "up" for server in each.servers)
+        up = sum(server.is_up for server in each.servers)
         sessions = sum(server.sessions for server in each.servers)
         yield Text.assemble(
             (each.name, "bold"),
@@ -134,7 +134,7 @@ def not_up(shown: Sequence[Shown]) -> Iterator[Text]:
     several = len(shown) > 1
     for each in shown:
         for server in each.servers:
-            if server.verdict == "up":
+            if server.is_up:
                 continue
             where = f" at {each.name}" if several else ""
             since = f"for {in_words(server.changed_s)}"

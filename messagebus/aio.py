@@ -740,9 +740,7 @@ class AsyncConsumer:
         driver, delay_ms = self._started(), checked_after(after_s, order=self._config.order)
         if self._config.at_most_once:
             return False
-        is_said = reason or error is not None
-        text = reason_text(self._bus, reason, error) if is_said else ""
-        headers = retry_headers(delivery, None, text)
+        headers = retry_headers(delivery, None, reason_text(self._bus, reason, error))
         _close(delivery, driver)
         return await driver.pipeline.first.retry(delivery, delay_ms=delay_ms, headers=headers)
 

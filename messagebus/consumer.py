@@ -493,9 +493,7 @@ class Consumer:
         Returns when the copy is stored and this delivery is acked, with the result of `ack_safe`.
         """
         delay_ms = checked_after(after_s, order=self._config.order)
-        is_said = reason or error is not None
-        text = reason_text(self._bus, reason, error) if is_said else ""
-        headers = retry_headers(delivery, None, text)
+        headers = retry_headers(delivery, None, reason_text(self._bus, reason, error))
         return self._answer_by_copy(
             delivery,
             lambda driver: driver.pipeline.first.retry(

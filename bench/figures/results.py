@@ -83,7 +83,7 @@ class Source:
 
     @property
     def is_busy(self) -> bool:
-        """Whether other work may have changed the figures; it cannot change those in virtual time."""
+        """True where other work may have changed the figures: never those in virtual time."""
         return self.load > LOAD_MAX and VIRTUAL not in str(self.more.get("path", ""))
 
     def remarks(self, on: str) -> str:

@@ -70,7 +70,7 @@ class Usage:
 
     @property
     def others(self) -> str:
-        """What neither brokers nor load processes used, in words."""
+        """The cores that neither brokers nor load processes used, in words."""
         return f"all else kept {self.rest:.2f} of {plural(self.cores, 'core')} busy"
 
     def __str__(self) -> str:

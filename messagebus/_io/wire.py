@@ -42,7 +42,7 @@ class Outage:
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self.since_ms = 0
-        """When the first dial failed; 0 while there is no outage."""
+        """Time of the first failed dial, by the monotonic clock; 0 while there is no outage."""
         self._logged_ms = self._dials = 0
 
     def dial_failed(self, broker: str, fault: Exception) -> None:

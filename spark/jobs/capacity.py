@@ -283,9 +283,8 @@ def _page(
 def _machine(measured: Mapping[str, Any]) -> str:
     """Say on what the runs were measured."""
     cores = " and ".join(f"{each}" for each in measured["machine_cores"])
-    return (
-        f" on a machine of {cores} cores" if cores else ""
-    ) + f", in which a broker used up to {significant(measured['busy_cores_measured'])} cores"
+    where = f" on a machine of {cores} cores" if cores else ""
+    return f"{where}, in which a broker used up to {significant(measured['busy_cores_measured'])} cores"
 
 
 def _figures(measured: Mapping[str, Any]) -> tuple[Figure, ...]:

@@ -132,7 +132,7 @@ def _with(runs: Iterable[Measured], durability: str) -> list[Measured]:
 class Model:
     """Costs of each of `PARTS` in a broker.
 
-    syncs_per_s, syncs_each: syncs of a disk at most, a second, and for each subscription of a message.
+    syncs_per_s, syncs_per_copy: most syncs of a disk a second, and for each subscription of a message.
     """
 
     costs: tuple[float, ...]

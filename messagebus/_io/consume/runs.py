@@ -191,7 +191,12 @@ def words_of(bus: BusConfig) -> Words:
 
 
 def reason_text(bus: BusConfig, reason: str, error: BaseException | None) -> str:
-    """Return the reason of a retry as its copy has it: short, without the current password of the bus."""
+    """Return the reason of a retry as its copy has it: short, without the current password of the bus.
+
+    "" for neither: no password file is read then.
+    """
+    if not reason and error is None:
+        return ""
     words = words_of(bus)
     return words.short(reason) if error is None or reason else words.of(error)
 

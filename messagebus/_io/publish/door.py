@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
+from messagebus._io.amqp.connection import FRAME_MIN
 from messagebus._io.amqp.frames import HEADER_OVERHEAD
 from messagebus._io.amqp.properties import has_priority
 from messagebus._io.loop import Tasks
@@ -38,7 +39,7 @@ from messagebus.destination import PARTS
 from messagebus.message import Message
 
 # The bytes of properties that fit the smallest frame that AMQP allows.
-FITS_ALWAYS = 4_096 - HEADER_OVERHEAD
+FITS_ALWAYS = FRAME_MIN - HEADER_OVERHEAD
 
 
 class SpoolCounts(NamedTuple):
