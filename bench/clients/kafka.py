@@ -31,7 +31,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from bench.clients.nodes import Node, Nodes, started_nodes, wait_up
+from bench.clients.nodes import Node, Nodes, copies, in_sync, started_nodes, wait_up
 from bench.clients.packages import KAFKA
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where
@@ -56,18 +56,8 @@ CLUSTER_ID = "bWVzc2FnZWJ1cy1iZW5jaA"
 FORMAT_WITHIN_S = 60.0
 ASK_WITHIN_S = 5.0
 DECLARE_WITHIN_S = 120.0
-COPIES_MAX = 3
 # Kafka's default of 1 MB is less than a body of 1 MiB with its header.
 MESSAGE_BYTES_MAX = 16 << 20
-
-
-def copies(nodes: int) -> int:
-    return min(COPIES_MAX, nodes)
-
-
-def in_sync(nodes: int) -> int:
-    """Return the number of copies that must have a message before its confirm: more than half."""
-    return copies(nodes) // 2 + 1
 
 
 def partitions(profile: Profile) -> int:

@@ -21,7 +21,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
 
 from bench.clients.in_flight import Arrived, Flight
-from bench.clients.nodes import Node, Nodes, started_nodes, wait_up
+from bench.clients.nodes import Node, Nodes, copies, in_sync, started_nodes, wait_up
 from bench.clients.packages import NATS
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE
@@ -30,20 +30,15 @@ from bench.load.profile import Profile, places
 # The environment variable that gives load processes the nodes' addresses.
 NODES = "BENCH_NATS_NODES"
 CLIENT_PORT, ROUTE_PORT = 4222, 6222
-COPIES_MAX = 3
 OPEN_WITHIN_S = 60.0
 # Before the server sends an unanswered message again.
 ACK_WAIT_S = 600.0
 PAYLOAD_BYTES_MAX = 16 << 20
 
 
-def copies(nodes: int) -> int:
-    return min(COPIES_MAX, nodes)
-
-
 def durability(profile: Profile) -> str:
     nodes = profile.system.brokers
-    where = f"{copies(nodes) // 2 + 1} of {copies(nodes)} copies" if nodes > 1 else "one broker"
+    where = f"{in_sync(nodes)} of {copies(nodes)} copies" if nodes > 1 else "one broker"
     return {
         "fsync": f"fsynced by {where} before the confirm (sync_interval: always)",
         "page-cache": f"in the page cache of {where}, fsynced within two minutes: a power-off of these "

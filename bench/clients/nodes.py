@@ -23,6 +23,7 @@ HOST_FIRST = 201
 # Without a word in a node's log; a JVM beside busy processes takes its time.
 UP_WITHIN_S = 120.0
 CONNECT_WITHIN_S = 1.0
+COPIES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,16 @@ class Node:
     @property
     def broker(self) -> str:
         return f"{self.host}:{self.ports[0]}"
+
+
+def copies(nodes: int) -> int:
+    """Return the number of nodes that have each message, in a system that copies them."""
+    return min(COPIES_MAX, nodes)
+
+
+def in_sync(nodes: int) -> int:
+    """Return the number of copies that must have a message before its confirm: more than half."""
+    return copies(nodes) // 2 + 1
 
 
 def hosts(network: str, count: int) -> list[str]:

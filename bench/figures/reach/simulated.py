@@ -46,15 +46,10 @@ def name_of(size: Size) -> str:
 
 async def _figures(id: str, size: Size) -> list[Figure]:
     make, name, bus = Maker(f"{NAME}.{id}", repeat_command(NAME)), name_of(size), Simulation(size)
-    loop = asyncio.get_running_loop()
     spread_ms = await bus.spread()
     await asyncio.sleep(2.0)
     links, got = bus.links(), bus.messages(MESSAGES_S)
-    from_s = int(loop.time()) + 1
-    await asyncio.sleep(from_s - loop.time())
-    bus.kill(DEAD_PART)
-    await asyncio.sleep(DIALS_S)
-    dials, later = bus.dials(from_s, DIALS_S), bus.messages(MESSAGES_S)
+    dials, later = await bus.die(DEAD_PART, DIALS_S), bus.messages(MESSAGES_S)
     back_ms = await bus.back()
     agents = bus.agents()
     rest = await agents.rest(REST_S)

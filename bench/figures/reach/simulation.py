@@ -183,6 +183,14 @@ class Simulation:
             for broker in sorted(consumer.open & self.dead):
                 self._lost(consumer, broker)
 
+    async def die(self, part: float, seconds: int) -> list[int]:
+        """Kill this part of the brokers; return the dials of all simulated consumers in each second then."""
+        from_s = int(self._loop.time()) + 1
+        await asyncio.sleep(from_s - self._loop.time())
+        self.kill(part)
+        await asyncio.sleep(seconds)
+        return self.dials(from_s, seconds)
+
     async def back(self) -> float:
         """Start what was killed; return the time in ms until every consumer is attached to all of its own."""
         self.dead.clear()

@@ -124,13 +124,8 @@ async def simulate(consumers: int) -> dict[str, float]:
     """Return what the simulation says of the same bus."""
     bus = Simulation(Size(BROKERS, consumers, GROUPS, 1_000.0))
     spread_ms = await bus.spread()
-    loop = asyncio.get_running_loop()
     await asyncio.sleep(2.0)
-    from_s = int(loop.time()) + 1
-    await asyncio.sleep(from_s - loop.time())
-    bus.kill(DEAD / BROKERS)
-    await asyncio.sleep(DIALS_S)
-    dials = sum(bus.dials(from_s, DIALS_S)) / bus.size.group
+    dials = sum(await bus.die(DEAD / BROKERS, DIALS_S)) / bus.size.group
     rest = await bus.agents().rest(REST_S)
     return {
         "spread_ms": spread_ms,

@@ -40,10 +40,7 @@ EPMD_ASK, EPMD_ANSWER = 122, 119
 CALL_TIMEOUT_S = 5.0
 # The same for a declaration: a broker that makes 1,000 queues stands still for 5 s and more on a busy disk. A
 # link that is given up begins them all anew.
-LANE_TIMEOUT_S = 20.0
-# Channels for declarations and bindings. Two made quorum queues a third faster; but when four had made 1,900
-# on a busy machine, RabbitMQ 3.10.8 stood still for good, and all connections with it.
-LANES = 1
+DECLARE_TIMEOUT_S = 20.0
 # Time for the check of one right, many of which are under way.
 RIGHT_MS = 10
 # No exchange has this name, and no user needs a right on it.
@@ -64,8 +61,9 @@ class Control:
     def __init__(self, link: Link, dial_again: Callable[[], Awaitable[Link]]) -> None:
         self.link = link
         self._dial_again = dial_again
-        self._places = asyncio.Semaphore(LANES)
-        self._lanes: list[Link] = []  # those that are free
+        # One channel for all declarations: with four, RabbitMQ 3.10.8 stood still for good at 1,900 queues.
+        self._declaring = asyncio.Lock()
+        self._channel: Link | None = None
 
     @classmethod
     async def dial(cls, address: Broker, credentials: Credentials, *, timeout_ms: int) -> Control:
@@ -80,9 +78,9 @@ class Control:
     async def declare(self, wanted: Declarations) -> None:
         """Declare exchanges and queues without bindings: a young queue may not confirm anything.
 
-        Several declarations may be under way at once. Raises ChannelRefused 406 on a mismatch.
+        Raises ChannelRefused 406 on a mismatch.
         """
-        async with self._lane() as call:
+        async with self._own_channel() as call:
             for exchange in wanted.exchanges:
                 await call(
                     "exchange_declare",
@@ -128,7 +126,7 @@ class Control:
 
     async def bind(self, wanted: Declarations, verb: str = "bind") -> None:
         """Make the bindings of declared and settled queues; "unbind": remove them. As `declare`."""
-        async with self._lane() as call:
+        async with self._own_channel() as call:
             for binding in wanted.bindings:
                 method, arguments = binding.call(verb)
                 await call(method, **arguments)
@@ -234,28 +232,26 @@ class Control:
         return await self._bounded(self.link.call(method, **arguments), method)
 
     @contextlib.asynccontextmanager
-    async def _lane(self) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-        """Give the calls of a free channel: a refusal ends it, and leaves the link alone.
+    async def _own_channel(self) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+        """Give the calls of the channel for declarations: a refusal ends it, and leaves the link alone.
 
         Where the broker allows only one, a refusal ends the link.
         """
         if self.link.connection.params.channel_max == 1:
             yield self._call
             return
-        async with self._places:
-            lane = self._lanes.pop() if self._lanes else await self._open_lane()
+        async with self._declaring:
+            channel = self._channel
+            if channel is None or not channel.is_open:
+                channel = await self._bounded(self.link.open_channel(), "channel.open")
+                self._channel = channel
 
             async def call(method: str, **arguments: Any) -> Any:
-                return await self._bounded(lane.call(method, **arguments), method, LANE_TIMEOUT_S)
+                return await self._bounded(
+                    channel.call(method, **arguments), method, DECLARE_TIMEOUT_S
+                )
 
-            try:
-                yield call
-            finally:
-                if lane.is_open:
-                    self._lanes.append(lane)
-
-    async def _open_lane(self) -> Link:
-        return await self._bounded(self.link.open_channel(), "channel.open")
+            yield call
 
     async def _try(self, method: str, **arguments: Any) -> Any:
         """Call on a channel of its own."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from messagebus._io.amqp.control import Control, mismatch_text
 from messagebus.clock import wall_ms
@@ -44,8 +44,6 @@ from messagebus.services.agent.web.metrics import Figure
 from messagebus.topology import Declarations
 
 log = logging.getLogger("messagebus.agent")
-
-T = TypeVar("T")
 
 # Wait until the broker has cancelled the consumers of a queue that vanished. A consumer that finds a queue
 # of the same name instead is attached to it silently, counts its messages as seen, and gets none
@@ -125,7 +123,9 @@ class Reconciler:
         taken = {name: entry for name, entry in entries.items() if not self.refusals.rests(entry)}
         declared = await self._carry_out(control, taken)
         await self._settle(control, declared)
-        await all_of(self._bind(control, each) for each in declared)
+        for each in declared:
+            await control.bind(each)
+            self._applied.progressed()
         await self._lead_mqtt(control, taken)
         applied = self._applied
         applied.entries = {name: e for name, e in taken.items() if name not in applied.vanished}
@@ -156,14 +156,11 @@ class Reconciler:
         if not self._gate.is_open and any(isinstance(step, DeleteQueue) for step in steps):
             # RabbitMQ 3.10 makes no quorum queues any more when one is deleted while its boot starts it.
             await self.need_leaders()
+        declared = list[Declarations]()
         for step in steps:
             if not isinstance(step, Declare):
                 await self._perform(control, step)
-        wanted = [step for step in steps if isinstance(step, Declare)]
-        is_there = await all_of(self._declare(control, step, lost) for step in wanted)
-        declared = list[Declarations]()
-        for step, has in zip(wanted, is_there, strict=True):
-            if has:
+            elif await self._declare(control, step, lost):
                 declared.append(step.declarations)
             else:
                 del taken[step.entry.wanted]
@@ -230,10 +227,6 @@ class Reconciler:
             # Publishes go on without it. From now on its messages are lost only by a kill.
             await control.bind(step.declarations)
         return True
-
-    async def _bind(self, control: Control, declared: Declarations) -> None:
-        await control.bind(declared)
-        self._applied.progressed()
 
     async def _settle(self, control: Control, declared: Iterable[Declarations]) -> None:
         """Put the names of what was declared on disk, and the undelivered queue's.
@@ -305,14 +298,3 @@ class Reconciler:
             replace(wanted, bindings=tuple(b for b in wanted.bindings if b.queue in there))
         )
         return True
-
-
-async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
-    """Return the results of all, in order; when all have ended, raise the first exception of any."""
-    ended = await asyncio.gather(*works, return_exceptions=True)
-    results = list[T]()
-    for each in ended:
-        if isinstance(each, BaseException):
-            raise each
-        results.append(each)
-    return results

@@ -221,8 +221,7 @@ class Peers:
 
         async def ask(peer: ListedBroker) -> tuple[str, T] | None:
             try:
-                async with self._turns, asyncio.timeout(PULL_TIMEOUT_S):
-                    answer = await self._request(peer, method, path, json=json)
+                answer = await self._request(peer, method, path, PULL_TIMEOUT_S, json=json)
                 if answer.status_code == httpx.codes.OK:
                     return peer.broker.name, read(answer)
             except (
@@ -242,16 +241,18 @@ class Peers:
         return [peer for peer in listed if peer.broker.name != self._me]
 
     async def _request(
-        self, peer: ListedBroker, method: str, path: str, **more: Any
+        self, peer: ListedBroker, method: str, path: str, timeout_s: float, **more: Any
     ) -> httpx.Response:
-        """Send one request; an answer without proof of the token is logged once.
+        """Send one request in its turn, from which the time counts. Raises TimeoutError.
 
-        A POST proves it, too; with a GET only the answer does.
+        An answer without proof of the token is logged once. A POST proves it, too; with a GET only the answer
+        does.
         """
         url = f"{self._begin}{peer.agent_address}{path}"
         auth = self._proof(peer, signs=method == "POST")
         try:
-            return await self._client.request(method, url, auth=auth, **more)
+            async with self._turns, asyncio.timeout(timeout_s):
+                return await self._client.request(method, url, auth=auth, **more)
         except NotProven as fault:
             self._doubt(peer, fault)
             raise
@@ -261,9 +262,8 @@ class Peers:
         etag, known = self._last.get(url, ("", None))
         self.pulls += 1
         try:
-            async with self._turns, asyncio.timeout(PULL_TIMEOUT_S):
-                headers = {"If-None-Match": etag} if etag else {}
-                answer = await self._request(peer, "GET", "/topology", headers=headers)
+            headers = {"If-None-Match": etag} if etag else {}
+            answer = await self._request(peer, "GET", "/topology", PULL_TIMEOUT_S, headers=headers)
             now = answer.headers.get("ETag", "")
             if answer.status_code != httpx.codes.NOT_MODIFIED or known is None or now != etag:
                 known = self._read(peer, answer)
@@ -290,14 +290,14 @@ class Peers:
         self, peer: ListedBroker, body: dict[str, Any], timeout_s: float
     ) -> PeerAnswer | None:
         try:
-            async with self._turns, asyncio.timeout(timeout_s):
-                answer = await self._request(
-                    peer,
-                    "POST",
-                    "/topology/merge",
-                    json=body,
-                    timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
-                )
+            answer = await self._request(
+                peer,
+                "POST",
+                "/topology/merge",
+                timeout_s,
+                json=body,
+                timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+            )
             return _peer_answer(answer)
         except (httpx.HTTPError, ConfigError, TimeoutError, ValueError, KeyError, TypeError):
             pass

@@ -8,11 +8,11 @@ import pytest
 from bench.clients.kafka import (
     SERVERS,
     durability,
-    in_sync,
     partitions_of,
     producer_options,
     properties,
 )
+from bench.clients.nodes import in_sync
 from bench.harness.interface import Where
 from bench.load.profile import Profile
 from tests.support.results import profile_with
