@@ -135,7 +135,7 @@ def _broker_s(result: Mapping[str, Any], measured_s: float) -> float | None:
 
 
 RESULT = "result.json"
-# The broker of confirms by a native cluster, whose clients cannot tell which node took a message.
+# Broker of the confirms of a native cluster: its clients do not know which node took a message.
 ANY_NODE = ""
 MEASURES = {
     "confirm": "publish: intended to confirmed",

@@ -171,7 +171,7 @@ PACKAGES = {each.name: each for each in (PERF_TEST, KAFKA, ARTEMIS, S3A, HDFS, N
 )
 @click.argument("name", type=click.Choice(sorted(PACKAGES)))
 def fetch(name: str) -> None:
-    """Fetch a program through Maven or Go into .cache; a run does it by itself at first use."""
+    """Fetch a program through Maven or Go into .cache, where a run finds or puts it."""
     click.echo(PACKAGES[name].fetch())
 
 

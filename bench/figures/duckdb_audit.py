@@ -1,7 +1,7 @@
 """The audit of a run, answered by DuckDB: an oracle for Spark's, and the cost of one machine without Spark.
 
-It is written by the table of faults in docs/MEASURING.md, independently of Spark's code, so that they share
-no faults. Its repeats are all without an explanation, as those of the generated run are.
+Its source is the table of faults in docs/MEASURING.md, not Spark's code: the two share no faults. Its
+repeats are all without an explanation, as those of the generated run are.
 ``python -m bench.figures.duckdb_audit LAKE`` prints the answer as JSON.
 """
 

@@ -52,14 +52,14 @@ def deflate_figures(setup: Setup) -> Iterator[Figure]:
     for _ in range(setup.repeat):
         for name, work in ways.items():
             costs[name].append(_us(work, count) / ROWS)
-    told = f"A batch of {ROWS} messages of {ROW_BYTES} bytes of JSON, compressed"
-    yield make("size", f"{told}: its size", len(small) / len(plain), "times", (at_most, GOAL_SIZE))
+    batch = f"A batch of {ROWS} messages of {ROW_BYTES} bytes of JSON, compressed"
+    yield make("size", f"{batch}: its size", len(small) / len(plain), "times", (at_most, GOAL_SIZE))
     both = [
         pack + unpack - read
         for pack, unpack, read in zip(costs["pack"], costs["unpack"], costs["read"], strict=True)
     ]
     goal = at_most, GOAL_BOTH_US
-    yield make("cpu_us", f"{told}: CPU time of both sides a message", both, "us", goal)
+    yield make("cpu_us", f"{batch}: CPU time of both sides a message", both, "us", goal)
 
 
 def _us(work: Callable[[], object], count: int) -> float:

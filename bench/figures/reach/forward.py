@@ -40,10 +40,10 @@ def forward_figures(setup: Setup) -> Iterator[Figure]:
         setup.say(
             f"{turns[-1].cpu_us:.1f} us of CPU a message, {turns[-1].rate_per_s:,.0f} messages/s"
         )
-    told = "One forwarder between two sites, messages of 1 KB"
+    name = "One forwarder between two sites, messages of 1 KB"
     cpu, rate = [each.cpu_us for each in turns], [each.rate_per_s for each in turns]
-    yield make("cpu_us", f"{told}: its CPU time a message", cpu, "us", (at_most, GOAL_CPU_US))
-    yield make("rate", f"{told}, with both sites on this machine", rate, "messages/s")
+    yield make("cpu_us", f"{name}: its CPU time a message", cpu, "us", (at_most, GOAL_CPU_US))
+    yield make("rate", f"{name}, with both sites on this machine", rate, "messages/s")
 
 
 def _turn(messages: int) -> Turn:

@@ -192,7 +192,7 @@ class Simulation:
         return self.dials(from_s, seconds)
 
     async def back(self) -> float:
-        """Start what was killed; return the time in ms until every consumer is attached to all of its own."""
+        """Start the killed brokers; return the time in ms until every consumer has all its links."""
         self.dead.clear()
         began_ms = self._loop.now_ms
         self._whole.clear()

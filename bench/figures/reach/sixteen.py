@@ -1,4 +1,4 @@
-"""Sixteen brokers on this machine, with as many subscriptions and consumers as it bears, and simulated.
+"""Sixteen brokers on this machine, with as many subscriptions and consumers as run on it, and simulated.
 
 Brokers share two cores, so times of this group are of a crowded machine. What both the machine and the
 simulation measure are counts, and times of waits: they must agree.
@@ -116,8 +116,8 @@ def sixteen_figures(setup: Setup) -> Iterator[Figure]:
     for id, (what, value, unit) in real.items():
         yield make(id, f"{name}: {what}", value, unit)
         apart = max(value / simulated[id], simulated[id] / value)
-        told = f"{name}: {what}, against the simulation, whichever is more"
-        yield make(f"{id}_apart", told, apart, "times", (at_most, GOAL_APART))
+        text = f"{name}: {what}, against the simulation, whichever is more"
+        yield make(f"{id}_apart", text, apart, "times", (at_most, GOAL_APART))
 
 
 async def simulate(consumers: int) -> dict[str, float]:
@@ -170,7 +170,7 @@ def _pulls(cluster: LocalCluster) -> int:
         text = httpx.get(f"http://{cluster.node(name).agent}/metrics", trust_env=False).text
         match = PULLS.search(text)
         if match is None:
-            raise BenchError(f"the agent of {name} does not tell its pulls")
+            raise BenchError(f"the agent of {name} does not report its pulls")
         found += int(match[1])
     return found
 
@@ -245,14 +245,14 @@ async def main(first: int, count: int) -> None:
     watching, loop = asyncio.create_task(watch()), asyncio.get_running_loop()
     while True:
         brokers = [each.stats().brokers.values() for each in consumers]
-        told = {
+        state = {
             "attach_s": attach_s,
             "rss_bytes": psutil.Process().memory_info().rss,
             "links": sum(one.state == "open" for each in brokers for one in each),
             "known_s": known_s,
             "failed": [failed.seconds[second] for second in range(60)],
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(state), flush=True)
         failed.begin()
         if not await loop.run_in_executor(None, sys.stdin.readline):
             break

@@ -1,8 +1,8 @@
 """Hundreds of subscriptions on three brokers: to create them, to keep them, and to be back after a kill.
 
-A subscription is two quorum queues on each broker, its own and its parking queue. RabbitMQ's share is told
-apart: the time that its brokers need on all cores of this machine for the queues, whoever asks for them, and
-what they use at rest without agents.
+A subscription is two quorum queues on each broker, its own and its parking queue. RabbitMQ's share stands
+apart: the processor time of its brokers for the queues, over all cores of this machine, and their use of a
+core at rest without agents.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def topology_figures(setup: Setup) -> Iterator[Figure]:
     what = f"{2 * count:,} subscriptions at rest"
     (broker, agent), rest_s = _at_rest(setup), setup.part(IDLE_S, 5)
     of = f"of one core, over {rest_s} s"
-    id, told = "agent_percent", f"{what}: CPU of the busiest agent, {of}"
-    yield make(id, told, agent, "%", (at_most, GOAL_AGENT_PERCENT))
+    id, text = "agent_percent", f"{what}: CPU of the busiest agent, {of}"
+    yield make(id, text, agent, "%", (at_most, GOAL_AGENT_PERCENT))
     yield make("broker_percent", f"{what}: CPU of the busiest broker, {of}", broker, "%")
     for each in cluster.names:
         cluster.stop(each, agent=True)
     alone, _none = _at_rest(setup)
-    told = f"{what}: CPU of the busiest broker without agents, {of}"
-    yield make("broker_alone_percent", told, alone, "%")
+    text = f"{what}: CPU of the busiest broker without agents, {of}"
+    yield make("broker_alone_percent", text, alone, "%")
 
 
 def _declare(setup: Setup, mark: str, count: int) -> None:
