@@ -155,6 +155,7 @@ def broker_argv(node: NodeLayout) -> list[str]:
         *("-kernel", "inet_dist_listen_min", port),
         *("-kernel", "inet_dist_listen_max", port),
         *("-kernel", "inet_dist_use_interface", "{127,0,0,1}"),
+        *("-mnesia", "core_dir", f'"{node.log_dir}"'),  # else where its caller stands
     ]
 
 

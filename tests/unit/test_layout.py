@@ -122,6 +122,63 @@ def test_an_import_inside_a_function_closes_a_circle_and_one_for_type_checkers_d
     }
 
 
+METHODS_MAX, ATTRIBUTES_MAX, LINES_MAX = 30, 20, 60
+# What users see of a whole subject in one class.
+FACES = {"Publisher", "AsyncPublisher", "Consumer", "AsyncConsumer", "MemoryBus", "LocalCluster"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def attributes_of(cls: ast.ClassDef) -> set[str]:
+    """Return the names that its methods set on `self`."""
+    found = set()
+    for node in ast.walk(cls):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                found.add(name)
+    return found
+
+
+def lines_of(function: Function) -> int:
+    """Return the number of its lines without its docstring."""
+    match function.body[0]:
+        case ast.Expr(value=ast.Constant(value=str())) as text:
+            said = (text.end_lineno or 0) - text.lineno + 1
+        case _:
+            said = 0
+    return (function.end_lineno or 0) - function.lineno + 1 - said
+
+
+def too_large(source: str) -> list[str]:
+    """Return the classes and functions of a source that are beyond the bounds, each with its size."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.ClassDef(name=name) if name not in FACES:
+                methods = {each.name for each in node.body if isinstance(each, Function)}
+                attributes = attributes_of(node)
+                if len(methods) > METHODS_MAX or len(attributes) > ATTRIBUTES_MAX:
+                    found.append(f"{name}: {len(methods)} methods, {len(attributes)} attributes")
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if lines_of(node) > LINES_MAX:
+                found.append(f"{node.name}: {lines_of(node)} lines")
+    return found
+
+
+def test_no_class_and_no_function_is_larger_than_one_can_read() -> None:
+    sources = {name: path.read_text() for name, path in modules().items()}
+    found = {name: large for name, source in sources.items() if (large := too_large(source))}
+    assert found == {}
+
+
+def test_methods_attributes_and_lines_are_counted() -> None:
+    methods = "\n".join(f"    def m{n}(self): self.a{n % 22} = 0" for n in range(31))
+    assert too_large(f"class A:\n{methods}") == ["A: 31 methods, 22 attributes"]
+    assert too_large(f"class Consumer:\n{methods}") == []
+    text = "    '''a\n\n    b'''"
+    body = "\n".join(["    pass"] * 60)
+    assert too_large(f"def f():\n{text}\n{body}") == ["f: 61 lines"]
+    assert too_large(f"def f():\n{text}\n    pass") == []
+
+
 def test_no_test_folder_is_a_package() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 

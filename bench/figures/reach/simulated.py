@@ -45,78 +45,59 @@ def name_of(size: Size) -> str:
 
 
 async def _figures(id: str, size: Size) -> list[Figure]:
-    make, name, bus = Maker(f"{NAME}.{id}", repeat_command(NAME)), name_of(size), Simulation(size)
-    spread_ms = await bus.spread()
+    make, bus = Maker(f"{NAME}.{id}", repeat_command(NAME)), Simulation(size)
+    found = await _of_lists(make, bus)
+    found += await _of_dead(make, bus, bus.messages(MESSAGES_S))
+    return found + await _of_agents(make, bus)
+
+
+async def _of_lists(make: Maker, bus: Simulation) -> list[Figure]:
+    name, spread_ms = name_of(bus.size), await bus.spread()
     await asyncio.sleep(2.0)
-    links, got = bus.links(), bus.messages(MESSAGES_S)
-    dials, later = await bus.die(DEAD_PART, DIALS_S), bus.messages(MESSAGES_S)
+    links = bus.links()
+    a_broker = sum(links) * bus.size.subscriptions / bus.size.brokers
+    what = f"{name}: from a new list at the agents until the last consumer has it"
+    return [
+        make("spread_ms", what, spread_ms, "ms", (at_most, GOAL_SPREAD_MS)),
+        make("links", f"{name}: most links of a consumer", max(links), "links"),
+        make("broker_links", f"{name}: links of consumers to a broker, mean", a_broker, "links"),
+    ]
+
+
+async def _of_dead(make: Maker, bus: Simulation, before: list[int]) -> list[Figure]:
+    """Kill brokers, look, and let them come back. before: messages of each consumer until then."""
+    name = name_of(bus.size)
+    dials, after = await bus.die(DEAD_PART, DIALS_S), bus.messages(MESSAGES_S)
     back_ms = await bus.back()
-    agents = bus.agents()
+    dead, busiest = (
+        f"{name}, {len(bus.was_dead)} of them killed",
+        "messages of the busiest consumer",
+    )
+    second, first = max(dials) / bus.size.group, sum(dials) / bus.size.group
+    what = f"{dead}: dials of a consumer in the second with the most"
+    back = f"{dead} and back after {DIALS_S} s: until every consumer is attached"
+    return [
+        make("busiest", f"{name}: {busiest}, to the mean", ratio(before), "times"),
+        make("busiest_after", f"{dead}: {busiest}, to the mean", ratio(after), "times"),
+        make("dials", what, second, "dials/s", (at_most, GOAL_DIALS)),
+        make("dials_10s", f"{dead}: dials of a consumer in the first {DIALS_S} s", first, "dials"),
+        make("back_ms", back, back_ms, "ms"),
+    ]
+
+
+async def _of_agents(make: Maker, bus: Simulation) -> list[Figure]:
+    name, agents = name_of(bus.size), bus.agents()
     rest = await agents.rest(REST_S)
     change, _ms = await agents.change([f"orders/s{number}" for number in range(10)])
-    dead = f"{len(bus.was_dead)} of them killed"
-    a_consumer = max(dials) / size.group
+    what = f"{name}: requests of other agents to an agent at rest"
+    asked, new = (
+        rest.requests / REST_S / bus.size.brokers,
+        "between agents for ten new subscriptions",
+    )
     return [
-        make(
-            "spread_ms",
-            f"{name}: from a new list at the agents until the last consumer has it",
-            spread_ms,
-            "ms",
-            (at_most, GOAL_SPREAD_MS),
-        ),
-        make("links", f"{name}: most links of a consumer", max(links), "links"),
-        make(
-            "broker_links",
-            f"{name}: links of consumers to a broker, mean",
-            sum(links) * size.subscriptions / size.brokers,
-            "links",
-        ),
-        make(
-            "busiest", f"{name}: messages of the busiest consumer, to the mean", ratio(got), "times"
-        ),
-        make(
-            "busiest_after",
-            f"{name}, {dead}: messages of the busiest consumer, to the mean",
-            ratio(later),
-            "times",
-        ),
-        make(
-            "dials",
-            f"{name}, {dead}: dials of a consumer in the second with the most",
-            a_consumer,
-            "dials/s",
-            (at_most, GOAL_DIALS),
-        ),
-        make(
-            "dials_10s",
-            f"{name}, {dead}: dials of a consumer in the first {DIALS_S} s",
-            sum(dials) / size.group,
-            "dials",
-        ),
-        make(
-            "back_ms",
-            f"{name}, {dead} and back after {DIALS_S} s: until every consumer is attached",
-            back_ms,
-            "ms",
-        ),
-        make(
-            "agent_requests",
-            f"{name}: requests of other agents to an agent at rest",
-            rest.requests / REST_S / size.brokers,
-            "requests/s",
-        ),
-        make(
-            "change_requests",
-            f"{name}: requests between agents for ten new subscriptions",
-            change.requests,
-            "requests",
-        ),
-        make(
-            "change_kb",
-            f"{name}: bytes between agents for ten new subscriptions",
-            change.bytes / 1e3,
-            "KB",
-        ),
+        make("agent_requests", what, asked, "requests/s"),
+        make("change_requests", f"{name}: requests {new}", change.requests, "requests"),
+        make("change_kb", f"{name}: bytes {new}", change.bytes / 1e3, "KB"),
     ]
 
 

@@ -18,7 +18,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -52,15 +52,11 @@ def sixteen_figures(setup: Setup) -> Iterator[Figure]:
     cluster, make = setup.cluster, Maker(NAME, repeat_command(NAME))
     consumers, subscriptions = setup.part(CONSUMERS, GROUPS), setup.part(SUBSCRIPTIONS, GROUPS)
     name = f"{BROKERS} brokers, {subscriptions} subscriptions"
-    empty_mb = memory_mb(cluster)
-    before, began_s = Used.now(cluster), time.monotonic()
-    bus = BusConfig.from_env(cluster.client_env())
-    wanted = [f"t{number % GROUPS}/s{number // GROUPS}" for number in range(subscriptions)]
-    declare(bus, wanted, timeout_s=DECLARE_S)
-    yield make("declare_s", f"{name} declared at once", time.monotonic() - began_s, "s")
-    cpu_s = Used.now(cluster).cpu_s(before)
-    yield make("declare_cpu_s", f"{name} declared at once: CPU of brokers", cpu_s[0], "s")
-    full_mb = memory_mb(cluster)
+    empty_mb = memory_mb(cluster)[0]
+    yield from _declared(cluster, make, name, subscriptions)
+    full_mb = memory_mb(cluster)[0]
+    kb = (full_mb - empty_mb) / (2 * subscriptions) * 1e3
+    yield make("queue_kb", "Memory of a broker for a quorum queue", kb, "KB")
     name += f", {consumers} consumers"
     with ExitStack() as stack:
         clients = _clients(stack, cluster, consumers)
@@ -68,54 +64,82 @@ def sixteen_figures(setup: Setup) -> Iterator[Figure]:
         setup.say(f"attached: {sum(each['links'] for each in attached)} links")
         took_s = max(each["attach_s"] for each in attached)
         yield make("attach_s", f"{name}, all starting: until the last has all links", took_s, "s")
-        time.sleep(SETTLE_S)
-        linked_mb = memory_mb(cluster)
-        before, pulls, began_s = Used.now(cluster), _pulls(cluster), time.monotonic()
-        time.sleep(REST_S)
-        requests = (_pulls(cluster) - pulls) / (time.monotonic() - began_s) / BROKERS
-        broker, agent = Used.now(cluster).percent(before)
-        of = "at rest: CPU of the busiest"
-        yield make("broker_percent", f"{name} {of} broker, of one core", broker, "%")
-        yield make("agent_percent", f"{name} {of} agent, of one core", agent, "%")
-        yield make("broker_mb", f"{name}: memory of a broker, mean", linked_mb[0], "MB")
-        yield make("agent_mb", f"{name}: memory of an agent, mean", linked_mb[1], "MB")
-        queues = 2 * subscriptions
-        kb = (full_mb[0] - empty_mb[0]) / queues * 1e3
-        yield make("queue_kb", "Memory of a broker for a quorum queue", kb, "KB")
-        kb = (linked_mb[0] - full_mb[0]) / consumers * 1e3
-        yield make("link_kb", "Memory of a broker for the link of a consumer", kb, "KB")
         rss = sum(each["rss_bytes"] for each in attached) / consumers / MB
         yield make("consumer_mb", f"{name}: memory of a consumer, in processes of many", rss, "MB")
-        spread_ms = _spread(cluster, clients)
-        setup.say(f"the last consumer had the new list after {spread_ms:.0f} ms")
-        _answers(clients)
-        names = cluster.names[:DEAD]
-        for each in names:
-            cluster.kill(each)
-        time.sleep(DIALS_S)
-        died = _answers(clients)
-        dials = sum(sum(each["failed"][:DIALS_S]) for each in died) / consumers
-        began_s = time.monotonic()
-        for each in names:
-            cluster.start(each, wait=False)
-        cluster.wait_ready(names)
-        _until_whole(clients, consumers)
-        what = f"{name}, {DEAD} killed and started: until every consumer is attached to them"
-        yield make("back_s", what, time.monotonic() - began_s, "s")
-    real = {
-        "spread_ms": (
-            "from a new list at the agents until the last consumer has it",
-            spread_ms,
-            "ms",
-        ),
-        "dials_10s": (f"dials of a consumer in {DIALS_S} s after {DEAD} died", dials, "dials"),
-        "agent_requests": ("requests of other agents to an agent at rest", requests, "requests/s"),
+        time.sleep(SETTLE_S)
+        kb = (memory_mb(cluster)[0] - full_mb) / consumers * 1e3
+        yield make("link_kb", "Memory of a broker for the link of a consumer", kb, "KB")
+        found = {}
+        found["agent_requests"] = yield from _at_rest(cluster, make, name)
+        found["spread_ms"] = _spread(cluster, clients)
+        setup.say(f"the last consumer had the new list after {found['spread_ms']:.0f} ms")
+        found["dials_10s"] = yield from _killed(cluster, make, name, clients, consumers)
+    yield from _beside_simulation(make, name, consumers, found)
+
+
+def _declared(
+    cluster: LocalCluster, make: Maker, name: str, subscriptions: int
+) -> Iterator[Figure]:
+    wanted = [f"t{number % GROUPS}/s{number // GROUPS}" for number in range(subscriptions)]
+    before, began_s = Used.now(cluster), time.monotonic()
+    declare(BusConfig.from_env(cluster.client_env()), wanted, timeout_s=DECLARE_S)
+    yield make("declare_s", f"{name} declared at once", time.monotonic() - began_s, "s")
+    cpu_s = Used.now(cluster).cpu_s(before)[0]
+    yield make("declare_cpu_s", f"{name} declared at once: CPU of brokers", cpu_s, "s")
+
+
+def _at_rest(cluster: LocalCluster, make: Maker, name: str) -> Generator[Figure, None, float]:
+    """Return how many requests of other agents an agent had in a second."""
+    broker_mb, agent_mb = memory_mb(cluster)
+    before, pulls, began_s = Used.now(cluster), _pulls(cluster), time.monotonic()
+    time.sleep(REST_S)
+    requests = (_pulls(cluster) - pulls) / (time.monotonic() - began_s) / BROKERS
+    broker, agent = Used.now(cluster).percent(before)
+    of = "at rest: CPU of the busiest"
+    yield make("broker_percent", f"{name} {of} broker, of one core", broker, "%")
+    yield make("agent_percent", f"{name} {of} agent, of one core", agent, "%")
+    yield make("broker_mb", f"{name}: memory of a broker, mean", broker_mb, "MB")
+    yield make("agent_mb", f"{name}: memory of an agent, mean", agent_mb, "MB")
+    return requests
+
+
+def _killed(
+    cluster: LocalCluster,
+    make: Maker,
+    name: str,
+    clients: Sequence[Answering],
+    consumers: int,
+) -> Generator[Figure, None, float]:
+    """Kill brokers and start them again; return the dials of a consumer while they were dead."""
+    _answers(clients)
+    names = cluster.names[:DEAD]
+    for each in names:
+        cluster.kill(each)
+    time.sleep(DIALS_S)
+    died = _answers(clients)
+    began_s = time.monotonic()
+    for each in names:
+        cluster.start(each, wait=False)
+    cluster.wait_ready(names)
+    _until_whole(clients, consumers)
+    what = f"{name}, {DEAD} killed and started: until every consumer is attached to them"
+    yield make("back_s", what, time.monotonic() - began_s, "s")
+    return sum(sum(each["failed"][:DIALS_S]) for each in died) / consumers
+
+
+def _beside_simulation(
+    make: Maker, name: str, consumers: int, found: Mapping[str, float]
+) -> Iterator[Figure]:
+    texts = {
+        "spread_ms": ("from a new list at the agents until the last consumer has it", "ms"),
+        "dials_10s": (f"dials of a consumer in {DIALS_S} s after {DEAD} died", "dials"),
+        "agent_requests": ("requests of other agents to an agent at rest", "requests/s"),
     }
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         simulated = runner.run(simulate(consumers))
-    for id, (what, value, unit) in real.items():
-        yield make(id, f"{name}: {what}", value, unit)
-        apart = max(value / simulated[id], simulated[id] / value)
+    for id, (what, unit) in texts.items():
+        yield make(id, f"{name}: {what}", found[id], unit)
+        apart = max(found[id] / simulated[id], simulated[id] / found[id])
         text = f"{name}: {what}, against the simulation, whichever is more"
         yield make(f"{id}_apart", text, apart, "times", (at_most, GOAL_APART))
 

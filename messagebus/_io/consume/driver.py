@@ -107,15 +107,7 @@ class ConsumeDriver:
         """`take` returns the next delivery; None for none, after `pause`, and once the stop has begun."""
         self._tasks, self._changed = Tasks(), Conditions()
         self.wait_until = self._changed.wait_until  # on links, registration or answers
-        self.registering = Registering(
-            source,
-            wire.topology(),
-            self._tasks,
-            self._changed,
-            on_answer=self._look_for_partitions,
-            on_options=inbox.exists_as,
-            on_ready=on_ready,
-        )
+        self.registering = self._registering(source, wire)
         self.links = ConsumerLinks(
             bus,
             source,
@@ -136,6 +128,17 @@ class ConsumeDriver:
         self._woken = self._paused = False
         self._flushed_s = 0.0
         self._stopping = 0.0  # the loop's time until which a stop waits for answers; 0: no stop
+
+    def _registering(self, source: Source, wire: Wire) -> Registering:
+        return Registering(
+            source,
+            wire.topology(),
+            self._tasks,
+            self._changed,
+            on_answer=self._look_for_partitions,
+            on_options=self.inbox.exists_as,
+            on_ready=self._on_ready,
+        )
 
     def _follow(self, wire: Wire, subscription: str, interval_s: int) -> Follower:
         """Follow the list of brokers to be attached to."""

@@ -350,7 +350,7 @@ class Inbox:
             if whole is None:
                 return False
             content = whole
-        if self._is_worn(content[0]):
+        if _is_worn(content[0], self.delivery_limit, in_order=self.in_order):
             self._renew(ledger, tag, *content)
         else:
             ledger.nack(tag, requeue=True)
@@ -360,18 +360,6 @@ class Inbox:
         """Answer one AMQP delivery by a copy of it at the end of its queue."""
         if ledger.claim(tag, 0):
             self._answers.begin_again(ledger, tag, 0, Original.read(raw, body))
-
-    def _is_worn(self, raw: bytes) -> bool:
-        """Return whether its broker may soon park it for its returns, although nobody has seen it.
-
-        RabbitMQ counts every return: by a nack, a closed channel, a lost link. A copy counts from zero, but
-        stands at the end of the queue. So the bound is half of the limit, or all of it for ordered queues.
-        """
-        limit = self.delivery_limit
-        if not limit:
-            return False
-        count = read_headers(raw).get(DELIVERY_COUNT, 0)
-        return isinstance(count, int) and count >= (limit if self.in_order else (limit + 1) // 2)
 
     def _copy_parts(self, ledger: Ledger, tag: int, parts: list[int]) -> None:
         """Copy these parts of a batch to the end of the queue; the batch is acked when all are answered."""
@@ -459,8 +447,23 @@ class Inbox:
 
     def _renew_if_worn(self, ledger: Ledger, tag: int, parts: list[Delivery]) -> None:
         content = ledger.content(tag) or (parts[0]._properties, parts[0].body)
-        if self._is_worn(content[0]) and (not parts[0]._part or ledger.as_one(tag, len(parts))):
+        if not _is_worn(content[0], self.delivery_limit, in_order=self.in_order):
+            return
+        if not parts[0]._part or ledger.as_one(tag, len(parts)):
             self._renew(ledger, tag, *content)
+
+
+def _is_worn(raw: bytes, limit: int, *, in_order: bool) -> bool:
+    """Return whether its broker may soon park a delivery for its returns, although nobody has seen it.
+
+    RabbitMQ counts every return: by a nack, a closed channel, a lost link. A copy counts from zero, but
+    stands at the end of the queue. So the bound is half of the limit, or all of it for ordered queues.
+    limit: of its queue; 0: none.
+    """
+    if not limit:
+        return False
+    count = read_headers(raw).get(DELIVERY_COUNT, 0)
+    return isinstance(count, int) and count >= (limit if in_order else (limit + 1) // 2)
 
 
 def _batch_key(raw: bytes, body: bytes) -> tuple[str, int]:

@@ -197,6 +197,7 @@ def test_a_broker_is_started_in_the_foreground_under_its_own_name() -> None:
         *("-kernel", "inet_dist_listen_min", "21002"),
         *("-kernel", "inet_dist_listen_max", "21002"),
         *("-kernel", "inet_dist_use_interface", "{127,0,0,1}"),
+        *("-mnesia", "core_dir", '"/c/nodes/mb2/log"'),
     ]
 
 
