@@ -21,7 +21,7 @@ test: needs-python-spark-brokers ## what a change can break: units, contract, ea
 	@ops/local/install.sh redis-server postgresql mariadb-server chromium
 	@$(PYTHON) -m tests.run
 
-test-all: needs-python-spark-brokers ## the same, then everything that CI runs: releases, hosts, Java, languages; an hour
+test-all: needs-python-spark-brokers ## the same, then everything that CI runs: releases, hosts, Java, languages; 40 minutes; EVERY=1: without turns
 	@ops/local/install.sh maven || echo "without maven Kafka, Artemis and PerfTest are not tested"
 	@ops/local/install.sh redis-server redis-sentinel postgresql mariadb-server || \
 		echo "without these servers the tests of stores and databases fail"
@@ -30,7 +30,7 @@ test-all: needs-python-spark-brokers ## the same, then everything that CI runs: 
 	@ops/local/install.sh chromium || echo "without chromium the monitor's pages are not tested"
 	@{ command -v go && command -v npm; } >/dev/null || ops/local/install.sh golang nodejs npm || \
 		echo "without these the clients of other languages are not tested"
-	@$(PYTHON) -m tests.run --all
+	@$(PYTHON) -m tests.run --all $(if $(EVERY),--every)
 
 check: lint types ## before each commit: style, types, units of the heart and of what changed, the contract in memory
 	@$(PYTEST) -q -n 4 --dist loadfile --part=unit $$($(PYTHON) -m tests.tiers) tests/contract

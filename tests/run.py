@@ -1,7 +1,8 @@
 """Runner of the tiers of the suite, in parts beside each other.
 
     python -m tests.run          what `make test` runs: a test that fails, fails it
-    python -m tests.run --all    the same, then everything else: style, types, other releases
+    python -m tests.run --all    the same, then everything else: style, types, other releases; what takes long
+                                 by turns, with --every all of it
 
 The parts are in `tests.tiers`. Each is a pytest of its own, with clusters of its own. The one that waits for
 brokers runs beside all others, which take little or have no server. With --all those of the second tier begin
@@ -28,7 +29,7 @@ import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -176,7 +177,11 @@ class Running:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
     parser.add_argument("--all", action="store_true", help="everything, not only the first tier")
-    is_all = parser.parse_args().all
+    parser.add_argument("--every", action="store_true", help="leave out no test that runs by turns")
+    asked = parser.parse_args()
+    is_all = asked.all
+    if asked.every:
+        os.environ[tiers.EVERY] = "1"
     running, began_s, load = Running(), time.monotonic(), os.getloadavg()[0]
     signal.signal(signal.SIGINT, running.end)
     signal.signal(signal.SIGTERM, running.end)
@@ -211,13 +216,15 @@ def main() -> int:
         name: 0 if code == NO_TESTS and counts.get(name) else code for name, code in codes.items()
     }
     passed, failed = (sum(column) for column in zip(*counts.values(), strict=True))
-    tests = {
+    before = tiers.read_durations()
+    today = {
         name: took
         for name, took in _summed(seconds.values()).items()
-        if not tiers.is_by_turns(name)
+        if not tiers.BY_TURNS.search(name)
     }
-    grown = _grown(_by_file(tests), tiers.read_durations()["files"])
-    print("\n".join([*_slowest(tests), f"parts: {took}", waited]))
+    tests = _others(today, before["tests"]) | today if is_all else today
+    grown = _grown(_by_file(tests), before["files"])
+    print("\n".join([*_slowest(today), f"parts: {took}", waited]))
     print(_cost(began_s, busy_s, load))
     print(
         "\n".join(f"takes a third more than before: {line}" for line in grown),
@@ -271,7 +278,7 @@ def _parts(scratch: Path, *, is_all: bool) -> list[Part]:
             ("rest", WAITS),
             ("test", "unit"),
             ("rest", "hosts"),
-            ("", "spark"),
+            ("both", "spark"),
         ]
     parts = []
     for tier, name in wanted:
@@ -279,11 +286,8 @@ def _parts(scratch: Path, *, is_all: bool) -> list[Part]:
         in_order = ("--dist", "loadfile", "--no-loadscope-reorder")
         several = ("-n", str(at_once), *in_order) if at_once else ()
         options = (f"--part={name}", *several, *tiers.paths_of(name))
-        of_tier = (f"--tier={tier}",) if tier else ()
         environ = {THOROUGH: "1"} if is_all else {}
-        parts.append(
-            Part(f"{tier or 'all'}-{name}", (*of_tier, *options), scratch, environ=environ)
-        )
+        parts.append(Part(f"{tier}-{name}", (f"--tier={tier}", *options), scratch, environ=environ))
     for share in versions.shares() if is_all else ():
         print(f"{share.name}: {' '.join(share.paths)}", flush=True)
         parts.append(Part(share.name, share.paths, scratch, share.command))
@@ -390,6 +394,18 @@ def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for tests in parts:
         for name, seconds in tests.items():
             found[name] = max(found[name], seconds)
+    return found
+
+
+def _others(today: Collection[str], before: Mapping[str, float]) -> dict[str, float]:
+    """Return the tests that had no turn today with their seconds before, where they still are."""
+    found = dict[str, float]()
+    for name, seconds in before.items():
+        file, _, test = name.partition("::")
+        path = CHECKOUT / file
+        if name not in today and path.is_file():
+            is_there = f"def {test.partition('[')[0].rpartition('::')[2]}(" in path.read_text()
+            found |= {name: seconds} if is_there and tiers.is_by_turns(name, before) else {}
     return found
 
 

@@ -8,10 +8,16 @@ for those of EXTRAS.
 
 The tier `rest` is everything else. `make test-all` runs both, and tries properties with all their examples.
 
-Some tests of the tier `rest` run by turns, each on one day in TURN_DAYS. A control leaves out the part that
-keeps a promise, and must see the fault; its name begins with `test_control_`, or its parameter is `control`.
-The contract of the blocking clients on RabbitMQ shows that two things fit which are tested every day: the
-blocking clients in memory, and their driver, by the asyncio clients, on RabbitMQ.
+Some tests of the tier `rest` run by turns, each on one day in TURN_DAYS:
+
+- Controls. A control leaves out the part that keeps a promise, and must see the fault; its name begins with
+  `test_control_`, or its parameter is `control`.
+- The contract of the blocking clients on RabbitMQ. It shows that two things fit which are tested every day:
+  the blocking clients in memory, and their driver, by the asyncio clients, on RabbitMQ.
+- What takes TURNS_S or more by tests/durations.json, but on virtual hosts. The promises that such tests show
+  have one test each, the quickest, in the tier `test`.
+
+`python -m tests.run --all --every` leaves no turn out, before a release.
 
 tests/conftest.py gives pytest the options:
 
@@ -25,6 +31,7 @@ tests/conftest.py gives pytest the options:
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import time
@@ -41,7 +48,7 @@ CHECKOUT = TESTS.parent
 # Unit tests that `make check` always runs: what every message passes through.
 HEART = ("_io", "core", "outbox", "stores", "testing")
 DURATIONS = TESTS / "durations.json"
-TIERS = ("test", "rest")
+TIERS = ("test", "rest", "both")
 # Folders and files that a part collects.
 PARTS = {
     "unit": ("contract", "model", "unit"),
@@ -67,7 +74,10 @@ SERVERS = {"rabbitmq", "redis", "postgresql", "mariadb"}
 # A test that tests/durations.json does not name: most take less than is kept there.
 UNKNOWN_S = 0.2
 BY_TURNS = re.compile(r"::test_control_|\[control\]$|^tests/contract/.*\[blocking-rabbitmq\b")
+TURNS_S = 20.0
 TURN_DAYS = 3
+# Set: every test has its turn today.
+EVERY = "TESTS_EVERY"
 S_PER_DAY = 86_400
 
 
@@ -119,22 +129,32 @@ def touched(changed: Collection[str]) -> list[str]:
 
 def is_selected(items: Sequence[pytest.Item], tier: str) -> list[bool]:
     """Return of each collected test whether it belongs to the tier."""
-    shown = one_of_each(_candidates(items), read_durations()["tests"])
+    seconds = read_durations()["tests"]
+    shown = one_of_each(_candidates(items), seconds)
+    of_test = [_is_of_test(item, shown) for item in items]
     if tier == "test":
-        return [_is_of_test(item, shown) for item in items]
+        return of_test
+    with_test = tier == "both"
     return [
-        not _is_of_test(item, shown) and (not is_by_turns(item.nodeid) or is_due(item.nodeid))
-        for item in items
+        with_test if is_first else not is_by_turns(item.nodeid, seconds) or is_due(item.nodeid)
+        for item, is_first in zip(items, of_test, strict=True)
     ]
 
 
-def is_by_turns(name: str) -> bool:
-    """Return whether the test, by pytest's name, runs on one day in TURN_DAYS."""
-    return BY_TURNS.search(name) is not None
+def is_by_turns(name: str, seconds: Mapping[str, float]) -> bool:
+    """Return whether a test of the tier `rest`, by pytest's name, runs on one day in TURN_DAYS.
+
+    seconds: of tests, by name.
+    """
+    if BY_TURNS.search(name):
+        return True
+    return seconds.get(name, UNKNOWN_S) >= TURNS_S and not name.startswith("tests/hosts/")
 
 
 def is_due(name: str, day: int | None = None) -> bool:
     """Return whether such a test runs on a day, counted from 1970; None for today."""
+    if day is None and os.environ.get(EVERY):
+        return True
     return (zlib.crc32(name.encode()) + (today() if day is None else day)) % TURN_DAYS == 0
 
 
@@ -190,7 +210,7 @@ def _candidates(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
         if not any(file.split("/")[1] in PARTS["unit"] for file, _ in tests)
     }
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] == "hosts" or is_by_turns(item.nodeid):
+        if item.path.relative_to(TESTS).parts[0] == "hosts" or BY_TURNS.search(item.nodeid):
             continue
         for marker in item.iter_markers("guarantee"):
             for key in marker.args:

@@ -16,7 +16,7 @@ from docs import guarantees
 from ops.local.cluster import LocalCluster
 from tests import tiers
 from tests.mutants.run import load
-from tests.run import CHECKOUT, LATE_MAX, _grown, _lines_of, _verdict
+from tests.run import CHECKOUT, LATE_MAX, _grown, _lines_of, _others, _verdict
 from tests.support import starts
 from tests.versions import NEWEST, OF_OTHER_SERVERS, OTHERS, SHARES, shares
 
@@ -274,20 +274,36 @@ def test_of_tests_that_show_a_promise_the_quickest_is_chosen_and_one_for_two_pro
     assert tiers.one_of_each({"a": []}, seconds) == set()
 
 
-def test_what_runs_by_turns_is_known_by_name_and_has_its_turn() -> None:
-    for name in (
-        "tests/fault/test_a.py::test_control_without_it",
-        "tests/fault/test_a.py::test_b[control]",
-        "tests/contract/test_a.py::test_b[blocking-rabbitmq-fsync]",
-    ):
-        assert tiers.is_by_turns(name)
+def test_what_runs_by_turns_is_known_by_name_or_takes_long_and_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(tiers.EVERY, raising=False)
+    quick = {
+        "tests/fault/test_a.py::test_control_without_it": 1.0,
+        "tests/fault/test_a.py::test_b[control]": 1.0,
+        "tests/contract/test_a.py::test_b[blocking-rabbitmq-fsync]": 1.0,
+    }
+    long = {"tests/fault/test_a.py::test_b": tiers.TURNS_S}
+    for name in quick | long:
+        assert tiers.is_by_turns(name, quick | long)
         assert sum(tiers.is_due(name, day) for day in range(tiers.TURN_DAYS)) == 1
-    for name in (
-        "tests/fault/test_a.py::test_an_operator_is_in_control[asked]",
-        "tests/contract/test_a.py::test_b[asyncio-rabbitmq]",
-        "tests/contract/test_a.py::test_b[blocking-memory]",
-    ):
-        assert not tiers.is_by_turns(name)
+    every_day = {
+        "tests/fault/test_a.py::test_an_operator_is_in_control[asked]": 1.0,
+        "tests/contract/test_a.py::test_b[asyncio-rabbitmq]": 1.0,
+        "tests/contract/test_a.py::test_b[blocking-memory]": 1.0,
+        "tests/hosts/test_a.py::test_b": tiers.TURNS_S,
+    }
+    for name in [*every_day, "tests/fault/test_a.py::test_a_new_one"]:
+        assert not tiers.is_by_turns(name, every_day)
+    monkeypatch.setenv(tiers.EVERY, "1")
+    assert all(tiers.is_due(name) for name in quick | long)
+
+
+def test_a_test_without_a_turn_today_keeps_its_seconds_until_it_is_gone() -> None:
+    here = "tests/unit/test_layout.py::test_no_test_folder_is_a_package"
+    before = {here: 50.0, f"{here}[x]": 60.0, "tests/unit/test_layout.py::test_gone": 50.0}
+    before |= {"tests/unit/test_gone.py::test_a": 50.0, "tests/unit/test_layout.py::test_a": 1.0}
+    assert _others({here: 40.0}, before) == {f"{here}[x]": 60.0}
 
 
 def test_what_the_first_tier_runs_beside_promises_is_there() -> None:
