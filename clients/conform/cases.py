@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -337,7 +338,7 @@ def prefetch_bounds(stage: Stage) -> str:
 
 
 @case("batches are taken apart, and acked when all entries are answered")
-def batches_are_taken_apart(stage: Stage) -> None:
+def batches_are_taken_apart(stage: Stage) -> str:
     *ids, beside, behind = stage.ids(5)
     entries = [
         (_entry(ids[0], "text/plain", {"mb-key": "k1", "n": 7}), b"one"),
@@ -385,7 +386,43 @@ def batches_are_taken_apart(stage: Stage) -> None:
             "the broken batch in the parking queue",
         )
         must("broken" not in program.ids, "delivered a body that is no batch")
+        compressed = _compressed_batch(stage, program)
         stage.nothing_left(program)
+    return compressed
+
+
+def _compressed_batch(stage: Stage, program: Program) -> str:
+    """Publish a compressed batch: all of it is delivered, or it is parked whole."""
+    ids = stage.ids(3, "packed")
+    whole = batch_of([(_entry(each, "text/plain", None), each.encode() * 20) for each in ids])
+    outer = pika.BasicProperties(
+        content_type=BATCH_TYPE,
+        content_encoding="deflate",
+        headers={"mb-size": len(whole), "mb-crc": zlib.crc32(whole)},
+        delivery_mode=2,
+        message_id=ids[0],
+        timestamp=1_700_000_000,
+    )
+
+    def parked() -> int:
+        return sum(stage.witness.ready(broker, stage.park) for broker in range(3))
+
+    before = parked()
+    stage.witness.publish_raw(0, stage.queue, outer, zlib.compress(whole))
+    program.until(
+        lambda: {*ids} <= {*program.ids} or parked() > before,
+        10,
+        "a compressed batch, taken apart or in the parking queue",
+    )
+    came = [each for each in program.deliveries if each["delivered"] in ids]
+    if not came:
+        return "parks compressed batches"
+    must(parked() == before and len(came) == len(ids), "a part of a compressed batch")
+    for each in came:
+        body = each["delivered"].encode() * 20
+        must(each["sha256"] == hashlib.sha256(body).hexdigest(), "a body that was compressed")
+    program.ack(*came)
+    return "reads compressed batches"
 
 
 @case("a retry is a copy to the own queue, confirmed before the ack", extra=("{}/other",))

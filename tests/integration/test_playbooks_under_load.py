@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from messagebus import Broker
+from messagebus import Broker, Outcome, PublisherConfig, declare
 from messagebus._io.amqp.link import Credentials, Link, dial
 from messagebus._io.loop import LoopThread
 from ops.local import process
@@ -28,6 +28,7 @@ from tests.support import killed_ops
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import bus_config, forget
+from tests.support.load import consuming, publishing
 from tests.support.moves import homes, settled
 from tests.support.ordered_load import Group, keys_of, loaded, out_of_order
 from tests.support.playbooks import SUBSCRIPTION, Audit, AuditedLoad, Reused, argv, lb, ops
@@ -36,6 +37,8 @@ from tests.support.trials.outer_faults import set_clock
 RECEIVED_FIRST = 100
 RECEIVED_WITHIN_S = 60.0
 RELOADS = 3
+# Of a subscription, over all brokers, and for how long a publisher waits for room in it.
+QUOTA, SEND_WITHIN_S = 60, 600.0
 STATE_WITHIN_S = 60.0
 STEP_WITHIN_S = 120.0
 STEPS_MAX = 40
@@ -160,6 +163,50 @@ def test_adding_and_removing_under_load_loses_and_doubles_nothing_and_keeps_the_
     assert second not in homes(cluster, keyed.topic)
     keyed.holds()
     assert process.marked(f"{cluster.dir}#mb2#") == []
+
+
+@pytest.mark.guarantee("quotas-follow-the-brokers")
+def test_a_quota_that_is_reached_is_shared_anew_while_publishers_wait_and_loses_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    """Publishers wait at a full subscription while a broker is added, and nobody consumes yet."""
+    bus, topic = bus_config(cluster), "full"
+    source = f"{topic}/{SUBSCRIPTION}"
+    declare(bus, [source])
+    quota = ops(cluster, "quota", "set", source, "--messages", str(QUOTA))
+    assert quota.returncode == 0, quota.stderr
+    waits = PublisherConfig(on_full="wait", deadline_s=SEND_WITHIN_S)
+    with publishing(bus, topic, publishers=2, config=waits) as waiting:
+        eventually(lambda: len(waiting.confirmed()) >= QUOTA // 3, within_s=STATE_WITHIN_S)
+        added = ops(cluster, "add", "mb4", "--yes")
+        assert added.returncode == 0, added.stderr
+        assert shares(cluster, source) == dict.fromkeys(cluster.names, -(-QUOTA // 4))
+        with consuming(bus, topic, SUBSCRIPTION) as consumer:
+            removed = ops(cluster, "remove", "mb2", "--held-s", "3", "--yes")
+            assert removed.returncode == 0, removed.stderr
+            assert shares(cluster, source) == dict.fromkeys(cluster.names, -(-QUOTA // 3))
+            waiting.stop()
+            missing = consumer.wait_for(waiting.confirmed_ids())
+    assert cluster.names == ["mb1", "mb3", "mb4"]
+    assert (missing, waiting.left_open) == (set(), 0)
+    assert set(waiting.outcomes()) == {Outcome.CONFIRMED}
+    assert load.audit() == NOTHING
+    assert ops(cluster, "quota", "clear", source).returncode == 0
+    forget(cluster, topic)
+
+
+def shares(cluster: LocalCluster, source: str) -> dict[str, int]:
+    """Return the share of a quota that each broker has."""
+    found = {}
+    for name in cluster.names:
+        with cluster.management(name) as management:
+            policies = management.get("/api/policies/%2F").raise_for_status().json()
+        (found[name],) = (
+            int(each["definition"]["max-length"])
+            for each in policies
+            if f" {source} " in each["name"]
+        )
+    return found
 
 
 def proofs(said: str) -> str:
