@@ -282,7 +282,7 @@ class AsyncPublisher:
         try:
             for payload in payloads:
                 if isinstance(payload, Bodies):
-                    many.add(await admission.admit_bundle(bare, payload, timeout_s, many))
+                    many.extend(await admission.admit_bodies(bare, payload, timeout_s, many))
                     continue
                 outgoing = read(destination, payload, given)
                 publish = admission.enter(outgoing, timeout_s, many)

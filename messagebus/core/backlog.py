@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from messagebus.core.confirms import Batch, Packing
 from messagebus.core.ends import (
@@ -200,6 +200,14 @@ class Backlog:
         self.bytes += item.size
         if item.deadline_ms < self.earliest_ms:
             self.earliest_ms = item.deadline_ms
+
+    def accept_all(self, items: Sequence[Item], size: int) -> None:
+        """Take publishes of one destination, which does not pack, and one deadline. size: of all."""
+        first = items[0]
+        self._destinations[first.destination].queue.extend(items)
+        self.messages += len(items)
+        self.bytes += size
+        self.earliest_ms = min(self.earliest_ms, first.deadline_ms)
 
     def accept_bundle(self, bundle: Item) -> None:
         """Take several publishes of a destination that packs as one item."""

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from messagebus._io.hooks import HookChain
 from messagebus._io.loop import OneStop, Origin
@@ -242,14 +242,14 @@ class Admission:
         left_ms = await self._room(lane, len(body), timeout_s)
         return drivers.submit(call, left_ms, waiter)
 
-    async def admit_bundle(
+    async def admit_bodies(
         self, target: Target, bodies: list[bytes], timeout_s: float | None, many: Many
-    ) -> Ended:
-        """Accept bodies that `packing_of` lets travel together, in their turn. As `admit`."""
+    ) -> Sequence[Ended]:
+        """Accept bodies that `packing_of` lets enter together, in their turn. As `admit`."""
         self.check_running()
         size = sum(map(len, bodies))
         left_ms = await self._room(self._plain, size, timeout_s, len(bodies))
-        return self._door.submit_bundle(target, bodies, size, left_ms, many)
+        return self._door.submit_bodies(target, bodies, size, left_ms, many)
 
     async def _room(self, lane: Lane, size: int, timeout_s: float | None, count: int = 1) -> int:
         """Wait for room, where there is none. Returns the ms that are left of the publish's timeout."""
@@ -262,7 +262,7 @@ class Admission:
             raise no_room(size, timeout_ms, self._door.fault) from None
 
     def packing_of(self, target: Target) -> Packing | None:
-        """Return the bounds of a bundle, as `Door.packing_of`; None where each publish goes by itself."""
+        """Return the bounds of what enters together, as `Door.packing_of`."""
         if self._hooks is not None or target.redundancy:
             return None
         return self._door.packing_of(target)

@@ -248,6 +248,11 @@ class Many:
         self.publishes.append(publish)
         self.unsettled += 1
 
+    def extend(self, publishes: Sequence[Ended]) -> None:
+        """Add several, as `add`."""
+        self.publishes += publishes
+        self.unsettled += len(publishes)
+
     def all_added(self) -> None:
         """End the adding of publishes."""
         self.unsettled -= 1

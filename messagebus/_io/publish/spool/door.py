@@ -23,6 +23,7 @@ import contextlib
 import logging
 from enum import Enum
 from pathlib import Path
+from collections.abc import Sequence
 from typing import cast
 
 from messagebus._io.hooks import HookChain
@@ -151,22 +152,22 @@ class DiskDoor:
         self._to_disk(publish)
         return publish
 
-    def submit_bundle(
+    def submit_bodies(
         self, target: Target, bodies: list[bytes], size: int, timeout_ms: int, waiter: Many
-    ) -> Bundle:
+    ) -> Sequence[Publish]:
         if self._is_plain or not self._goes_to_disk(target):
-            return self._memory.submit_bundle(target, bodies, size, timeout_ms, waiter)
+            return self._memory.submit_bodies(target, bodies, size, timeout_ms, waiter)
         ids = [next(self._driver.ids) for _ in bodies]
         bundle = Bundle(ids, bodies, size, target, monotonic_ms() + timeout_ms, waiter)
         self._to_disk(bundle)
-        return bundle
+        return (bundle,)
 
     def _to_disk(self, publish: Publish) -> None:
         self._writer.add(publish)
         self._concerned()
 
     def packing_of(self, target: Target) -> Packing | None:
-        packing = self._memory.packing_of(target)
+        packing = self._memory.packing_of(target) if self._memory.packed_max(target) else None
         return packing if packing is not None and fits(packing, self._settings) else None
 
     # Which way.
