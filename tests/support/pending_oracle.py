@@ -27,7 +27,7 @@ PACKINGS = {PACKED: Packing(3, 50, 0), LINGERING: Packing(3, 50, 10)}
 
 
 class Given(NamedTuple):
-    """Publish of an application. messages: above 1 a bundle, where messages travel in batches."""
+    """Publish of an application, or several together: a bundle, where messages travel in batches."""
 
     name: str
     destination: str
@@ -174,25 +174,30 @@ class AgainstAnOracle(RuleBasedStateMachine):
             self.accept_one(message)
 
     def accept_one(self, given: Given) -> None:
-        destination, size, count = (
-            given.destination,
-            given.size,
-            given.messages if given.destination in PACKINGS else 1,
-        )
+        destination, count = given.destination, given.messages
+        is_packed = destination in PACKINGS
+        size = given.size if is_packed else given.size * count
         held = [record.item.size for record in self.waiting()]
         fits = messages(self.waiting()) + count <= MESSAGES_MAX
         fits = fits and (not held or sum(held) + size <= BYTES_MAX)
         assert self.pending.backlog.has_room(size, count) == fits
         if not fits:
             return
-        record = Record(Item(given.name, destination, size, self.now_ms + given.wait_ms, count))
+        deadline_ms = self.now_ms + given.wait_ms
+        if count > 1 and not is_packed:
+            items = [Item(given.name, destination, given.size, deadline_ms) for _ in range(count)]
+            self.all += (records := [Record(each) for each in items])
+            self.queue += (Parcel(destination, [each]) for each in records)
+            self.pending.backlog.accept_all(items, size)
+            return
+        record = Record(Item(given.name, destination, size, deadline_ms, count))
         self.all.append(record)
         if count > 1:
             self.close_batch(destination)
             self.queue.append(Parcel(destination, [record], is_batch=True))
             self.pending.backlog.accept_bundle(record.item)
             return
-        if destination in PACKINGS:
+        if is_packed:
             self.pack(record, PACKINGS[destination], given.alone)
         else:
             self.queue.append(Parcel(destination, [record]))

@@ -414,6 +414,15 @@ def test_a_bundle_is_a_batch_of_its_own_and_counts_as_its_messages() -> None:
     assert made.ends.counts["confirmed"] == 5
 
 
+def test_publishes_that_enter_together_are_publishes_of_their_own() -> None:
+    made = accepted(item("1"))
+    made.backlog.accept_all([item("2", deadline_ms=90), item("3", deadline_ms=90)], 20)
+    assert (made.backlog.messages, made.backlog.bytes) == (3, 30)
+    assert ids(made.take(0)) == ["1", "2", "3"]
+    assert ids(made.answered(1, 2, multiple=False, ok=True)) == ["2"]
+    assert ids(made.expire(90)) == ["3"]
+
+
 # Against an oracle.
 TestAgainstAnOracle = AgainstAnOracle.TestCase
 TestAgainstAnOracle.settings = settings(

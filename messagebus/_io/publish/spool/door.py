@@ -21,9 +21,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from collections.abc import Sequence
 from typing import cast
 
 from messagebus._io.hooks import HookChain

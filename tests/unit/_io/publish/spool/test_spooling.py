@@ -40,7 +40,7 @@ from messagebus._io.publish.spool import folder as spool_folder
 from messagebus._io.publish.spool.records import place_of, read_place
 from messagebus.admin.spool import spool_status
 from messagebus.destination import Destination
-from messagebus.message import OPTIONS, Options
+from messagebus.message import NONE_GIVEN, OPTIONS, Options
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually, eventually_async
 
@@ -368,6 +368,14 @@ async def test_bundles_of_an_asyncio_publisher_are_spooled(tmp_path: Path) -> No
     bus.start_brokers()
     async with bus.async_publisher(config, spool=spool(tmp_path)):
         await eventually_async(lambda: len(bus.published("orders")) == 240, within_s=WITHIN_S)
+
+
+async def test_a_spool_takes_no_bundle_of_messages_that_travel_one_by_one(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    async with bus.async_publisher(spool=spool(tmp_path)) as publisher:
+        target = publisher._outgoing.read("orders", b"", NONE_GIVEN)[0]
+        assert publisher._admission.packing_of(target) is None
 
 
 def test_a_message_that_needs_no_confirm_is_not_spooled(bus: MemoryBus, tmp_path: Path) -> None:
