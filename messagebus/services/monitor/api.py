@@ -68,7 +68,7 @@ def _overview(board: Board) -> dict[str, Any]:
     bus = board.view.bus
     return {
         "cluster": bus.cluster,
-        "generation": bus.generation,
+        "generation": None if board.is_blind else bus.generation,
         "at_ms": bus.at_ms,
         "fault": board.view.fault,
         "silent": bus.silent,

@@ -126,6 +126,11 @@ class Board:
         return uncounted(self.view.bus)
 
     @property
+    def is_blind(self) -> bool:
+        """True when no list has been read: then nothing is known, and counts of what is known say nothing."""
+        return not self.view.bus.brokers
+
+    @property
     def waiting(self) -> int | None:
         """Messages that wait on brokers that are counted; None when that says nothing."""
         return _sum(each.waiting for each in self.brokers.values())

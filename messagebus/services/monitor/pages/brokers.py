@@ -15,6 +15,7 @@ from messagebus.services.monitor.eventlog import Event
 from messagebus.services.monitor.figures import Spark
 from messagebus.services.monitor.pages.shared import (
     ARRIVING,
+    BLIND,
     LEAVING,
     NAMES_SHOWN,
     OLDEST,
@@ -29,6 +30,7 @@ from messagebus.services.monitor.pages.shared import (
     big_age,
     curve,
     is_about,
+    list_words,
 )
 from messagebus.terminal import plural
 
@@ -89,13 +91,18 @@ class BrokerRow:
         return state * 1e9 + (self.sums.oldest_s or 0)
 
 
+def brokers_note(board: Board) -> str:
+    """Return what stands above the brokers."""
+    return BLIND if board.is_blind else f"{len(board.brokers)} on {list_words(board)}"
+
+
 def brokers(board: Board, query: Query, settings: Settings) -> Values:
     """Return the values of the brokers' page."""
     rows = broker_rows(board)
     return {
         "title": "Brokers",
         "brokers": [(row.observed.broker, row) for row in rows],
-        "broker_note": f"{len(rows)} on list generation {board.view.bus.generation}",
+        "broker_note": brokers_note(board),
         "balancers": balancers(board),
         "faults": [seen for seen in board.view.bus.brokers if seen.fault and not seen.is_away],
     }

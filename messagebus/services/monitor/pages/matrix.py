@@ -11,6 +11,7 @@ from messagebus.services.monitor import figures
 from messagebus.services.monitor.board import Board, Source
 from messagebus.services.monitor.figures import Spark
 from messagebus.services.monitor.pages.shared import (
+    BLIND,
     WAITING,
     Link,
     Query,
@@ -94,8 +95,15 @@ def source_table(board: Board, query: Query, settings: Settings, a_page: int) ->
         "columns": [_column(title, *of, known) for title, of in COLUMNS.items()],
         "is_dense": len(board.brokers) >= DENSE_FROM,
         "heads": heads(map(settings.label, board.brokers)),
-        "source_note": f"{len(board.sources)}, one cell for each broker, coloured by the age of its oldest",
-        "range": f"{begin + 1 if shown else 0} to {begin + len(shown)} of {len(found)}",
+        "source_note": BLIND
+        if board.is_blind
+        else f"{len(board.sources)}, one cell for each broker, coloured by the age of its oldest",
+        "range": f"{begin + 1} to {begin + len(shown)} of {len(found)}" if shown else "",
+        "empty": f"Not known: {BLIND}."
+        if board.is_blind
+        else "No name contains that text."
+        if query.get("q")
+        else "There is no subscription or queue here.",
         "before": with_query(known, page=str(number - 1)) if number > 1 else "",
         "after": with_query(known, page=str(number + 1)) if number < pages else "",
         "q": query.get("q", ""),

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from messagebus.clock import MS_PER_S
 from messagebus.observing.rules import Raised, Rule
-from messagebus.observing.snapshot import Client
+from messagebus.observing.snapshot import Bus, Client
 from messagebus.observing.totals import counted
 from messagebus.services.monitor import figures
 from messagebus.services.monitor.board import Board, Source, oldest
 from messagebus.services.monitor.eventlog import Event
 from messagebus.services.monitor.figures import NOTHING
 from messagebus.services.monitor.pages.shared import (
+    BLIND,
     CLIENTS_SHOWN,
     NAMES_SHOWN,
     ROWS_A_PAGE,
@@ -22,6 +23,7 @@ from messagebus.services.monitor.pages.shared import (
     Settings,
     Values,
     attached,
+    list_words,
     manual_link,
     missing_note,
     parked_note,
@@ -113,10 +115,12 @@ def clients(board: Board, query: Query, settings: Settings) -> Values:
         ],
         "newest": newest,
         "sources": board.sources,
-        "note": f"{counted:,} ask the agents; the list is at generation {newest}",
+        "note": BLIND if board.is_blind else f"{counted:,} ask the agents; {list_words(board)}",
         "q": query.get("q", ""),
         "hidden": [("behind", "1")] if is_behind else [],
-        "empty": f"No client {'is behind' if is_behind else 'asks an agent'}"
+        "empty": f"Not known: {BLIND}."
+        if board.is_blind
+        else f"No client {'is behind' if is_behind else 'asks an agent'}"
         + (", of the agents that answer." if board.view.bus.silent else "."),
         "views": [
             Link("All", with_query(known), not is_behind),
@@ -136,12 +140,22 @@ def _heard(board: Board) -> list[Client]:
     return sorted(heard.values(), key=lambda each: (each.age_ms, each.id))
 
 
+def _list_facts(bus: Bus) -> list[tuple[str, str]]:
+    digests = {answer.state.topology for answer in bus.answers.values()}
+    same = "the same on all agents" if len(digests) == 1 else "differs between agents"
+    return [
+        ("generation", str(bus.generation)),
+        ("brokers", str(len(bus.brokers))),
+        ("list read", f"{figures.roughly(bus.list_age_ms / MS_PER_S)} ago"),
+        ("topology", same if digests else "not known: no agent answers"),
+    ]
+
+
 def topology(
     board: Board, query: Query, settings: Settings, *, events: Sequence[Event] = ()
 ) -> Values:
     """Return the values of the page of the list and the topology."""
     bus = board.view.bus
-    digests = {answer.state.topology for answer in bus.answers.values()}
     incomplete = [(each.name, each) for each in board.sources.values() if each.missing]
     return {
         "title": "List and topology",
@@ -149,17 +163,13 @@ def topology(
         "generation": bus.generation,
         "facts": [
             ("cluster", bus.cluster or NOTHING),
-            ("generation", str(bus.generation)),
-            ("brokers", str(len(bus.brokers))),
-            ("list read", f"{figures.roughly(bus.list_age_ms / MS_PER_S)} ago"),
-            (
-                "topology",
-                "the same on all agents" if len(digests) < 2 else "differs between agents",
-            ),
+            *([("list", BLIND)] if board.is_blind else _list_facts(bus)),
         ],
         "incomplete": incomplete[:ROWS_A_PAGE],
-        "entries": len(board.sources),
-        "complete": len(board.sources) - len(incomplete),
+        "coverage": BLIND
+        if board.is_blind
+        else f"{len(board.sources) - len(incomplete)} of {len(board.sources)} are on every broker that "
+        "answers",
         "events": events,
     }
 

@@ -9,10 +9,11 @@ from messagebus.services.monitor import figures
 from messagebus.services.monitor.board import Board
 from messagebus.services.monitor.eventlog import Event
 from messagebus.services.monitor.figures import Spark
-from messagebus.services.monitor.pages.brokers import balancers, broker_rows
+from messagebus.services.monitor.pages.brokers import balancers, broker_rows, brokers_note
 from messagebus.services.monitor.pages.matrix import source_table
 from messagebus.services.monitor.pages.shared import (
     ARRIVING,
+    BLIND,
     BUS,
     LEAVING,
     NEEDS_MAX,
@@ -61,10 +62,7 @@ def overview(
         "unwell": [row.observed.broker for row in rows if row.state == "bad"],
         "tiles": _bus_tiles(board, settings),
         "brokers": [(row.observed.broker, row) for row in (worst if are_many else rows)],
-        "broker_note": (
-            f"{len(rows)} on list generation {board.view.bus.generation}"
-            + (f", the {WORST_BROKERS} worst" if are_many else "")
-        ),
+        "broker_note": brokers_note(board) + (f", the {WORST_BROKERS} worst" if are_many else ""),
         "balancers": balancers(board),
         "events": events[:OVERVIEW_EVENTS],
         "playbooks": [each for each in playbooks if not each.ended],
@@ -103,7 +101,8 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
         Tile("Parked", number(board.parked),
              f"in {plural(parked_in, 'queue')}" if parked_in else note or "no message is parked",
              "warn" if board.parked else "", None, "tile.parked"),
-        Tile("Coverage", ((f"{complete} of {len(sources)}", "names"),),
+        Tile("Coverage",
+             (("?", ""),) if board.is_blind else ((f"{complete} of {len(sources)}", "names"),),
              _covered(board, bare),
              "bad" if complete < len(sources) else "warn" if is_least else "",
              None, "tile.coverage"),
@@ -113,6 +112,8 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
 def _covered(board: Board, bare: int) -> str:
     """Say on which brokers names are complete: a broker that does not answer may lack any of them."""
     silent = len(board.without)
+    if board.is_blind:
+        return BLIND
     if silent:
         answering = len(board.view.bus.brokers) - silent
         does = "does" if silent == 1 else "do"
@@ -124,7 +125,7 @@ def _covered(board: Board, bare: int) -> str:
 
 def _oldest_tile(board: Board, settings: Settings, note: str, line: Spark) -> Tile:
     worst, is_least = board.worst, board.oldest_is_least
-    oldest_s = worst.oldest_s if worst else None if board.without else 0.0
+    oldest_s = worst.oldest_s if worst else None if board.without or board.is_blind else 0.0
     where = where_oldest(worst, settings) if worst and oldest_s else ""
     none = "" if is_least else "no message waits"
     text, kind = where or note or none, figures.age_class(oldest_s)

@@ -24,6 +24,7 @@ CLIENTS_SHOWN, QUEUES_SHOWN, NAMES_SHOWN, NEEDS_MAX = 200, 50, 5, 8
 OLDEST, WAITING, ARRIVING, LEAVING = range(4)
 TILE_SPARK = 200, 26
 BUS = "bus:"
+BLIND = "no broker is known"
 # What rules about no name of their own lead to.
 PAGE_OF_RULE = {
     "ClientBehind": "/clients?behind=1",
@@ -207,9 +208,16 @@ def chrome(board: Board, settings: Settings) -> Values:
     }
 
 
+def list_words(board: Board) -> str:
+    """Return the list's generation in words."""
+    return BLIND if board.is_blind else f"list generation {board.view.bus.generation}"
+
+
 def missing_note(board: Board, settings: Settings) -> str:
     """Return which brokers are left out of all sums; "" when none is."""
     missing, brokers = list(board.without), len(board.view.bus.brokers)
+    if board.is_blind:
+        return BLIND
     if not missing:
         return ""
     names = ", ".join(settings.label(name) for name in missing[:NAMES_SHOWN])
@@ -220,6 +228,8 @@ def missing_note(board: Board, settings: Settings) -> str:
 def without(board: Board, settings: Settings) -> str:
     """Return the same in the few words that a tile has room for."""
     missing = list(board.without)
+    if board.is_blind:
+        return BLIND
     if not missing:
         return ""
     what = settings.label(missing[0]) if len(missing) == 1 else plural(len(missing), "broker")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from typing import Any, get_args
@@ -22,7 +23,13 @@ from messagebus.services.monitor.config import MonitorConfig
 from messagebus.services.monitor.eventlog import ACTION, EventLog
 from messagebus.services.monitor.history import History
 from messagebus.services.monitor.pages.brokers import broker, brokers
-from messagebus.services.monitor.pages.others import JOURNAL_KINDS, clients, journal, parked
+from messagebus.services.monitor.pages.others import (
+    JOURNAL_KINDS,
+    clients,
+    journal,
+    parked,
+    topology,
+)
 from messagebus.services.monitor.pages.overview import overview
 from messagebus.services.monitor.pages.shared import (
     Settings,
@@ -33,7 +40,7 @@ from messagebus.services.monitor.pages.shared import (
     labels,
     missing_note,
 )
-from messagebus.services.monitor.pages.sources import subscription
+from messagebus.services.monitor.pages.sources import subscription, subscriptions
 from messagebus.services.monitor.parts import Renderer
 from messagebus.services.monitor.people import NOBODY, Principal, Role
 from messagebus.services.monitor.plans import KINDS
@@ -395,3 +402,26 @@ def test_a_curve_stays_within_its_picture_and_has_gaps(values: list[float | None
     points = [point.split() for run in runs for point in run.split("L")]
     assert len(points) == len(known)
     assert all(0 <= float(x) <= 84.1 and 0 <= float(y) <= 20 for x, y in points)
+
+
+@pytest.mark.parametrize(
+    ("template", "page"),
+    [
+        ("overview.html", overview),
+        ("subscriptions.html", subscriptions),
+        ("brokers.html", brokers),
+        ("clients.html", clients),
+        ("topology.html", topology),
+    ],
+)
+def test_a_page_without_a_list_shows_no_count_but_says_that_nothing_is_known(
+    template: str, page: Callable[[Board, dict[str, str], Settings], Values]
+) -> None:
+    made = board_of(bus_of())
+    parts = parts_of(template, made, page(made, {}, SETTINGS))
+    text = " ".join(unescape(re.sub("<[^>]*>", " ", html)) for html in parts.values())
+    assert "no broker is known" in text
+    # The only count is that of the rules.
+    assert re.findall(r"\b\d+\b(?! rules)", text) == []
+    for words in ("no message waits", "no message is parked", "on every broker", "All clear"):
+        assert words not in text
