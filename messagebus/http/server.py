@@ -17,11 +17,13 @@ from messagebus.http.connections import Bounded, Bounds, Connection, Connections
 from messagebus.http.listening import BACKLOG, Handshake, Tls
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["ACCEPTED_AT_ONCE", "STOP_TIMEOUT_S", "Server"]
 
 STOP_TIMEOUT_S = 2
+# Answers that are open for so long after a stop are ended: streams, and requests that wait for news.
+OPEN_S = 1.0
 KEEP_ALIVE_S = 75
 # Number of accepts that Python 3.11 tries in a row; it logs each failure when descriptors run out.
 ACCEPTED_AT_ONCE = 16
@@ -56,9 +58,10 @@ class Server(uvicorn.Server):
         if tls is not None:
             http = functools.partial(_with_tls, self.connections, tls, http)
         settings: dict[str, Any] = {"http": http, "ws": sockets}
+        self._answers = _Answers(application)
         super().__init__(
             uvicorn.Config(
-                application,
+                self._answers,
                 **settings,
                 log_config=None,
                 log_level="error",
@@ -91,8 +94,51 @@ class Server(uvicorn.Server):
         yield
 
     def stop(self) -> None:
-        """End, once open answers are written."""
+        """End, once open answers are written, or after OPEN_S."""
+        if not self.should_exit:
+            asyncio.get_running_loop().call_later(OPEN_S, self._answers.end)
         self.should_exit = True
+
+
+class _Answers:
+    """The answers of an application that are open. `end` ends each as HTTP does, so nobody logs a failure."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
+        self._open = set[asyncio.Task[Any]]()
+        self._is_ending = False
+
+    def end(self) -> None:
+        self._is_ending = True
+        for task in self._open:
+            task.cancel()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+        begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            await self._application(scope, receive, noting)
+        except asyncio.CancelledError:
+            if not self._is_ending:
+                raise
+            task.uncancel()
+            if not begun:
+                headers = [(b"content-length", b"0"), (b"retry-after", b"1")]
+                await send({"type": "http.response.start", "status": 503, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._open.discard(task)
 
 
 def _with_tls(connections: Connections, tls: Tls, http: Protocol, **how: Any) -> asyncio.Protocol:

@@ -183,9 +183,8 @@ class Fleet:
         port = request.scope["server"][1]
         url = f"http://127.0.0.1:{port}{request.url.path}?{request.url.query}"
         found = await self._respond(httpx.Request("GET", url))
-        return Response(
-            found.content, found.status_code, {"Content-Type": found.headers["Content-Type"]}
-        )
+        kind = found.headers.get("Content-Type")
+        return Response(found.content, found.status_code, media_type=kind)
 
     def _list(self) -> str:
         lines = [f"{broker} agent={port}" for broker, port in self.ports.items()]

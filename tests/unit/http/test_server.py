@@ -51,6 +51,19 @@ async def endless(_request: Request) -> Response:
     return StreamingResponse(chunks())
 
 
+async def events(_request: Request) -> Response:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"first"
+        await asyncio.Event().wait()
+
+    return StreamingResponse(chunks())
+
+
+async def news(_request: Request) -> Response:
+    await asyncio.Event().wait()
+    return PlainTextResponse("")
+
+
 async def mirror(socket: WebSocket) -> None:
     await socket.accept()
     async for text in socket.iter_text():
@@ -61,6 +74,8 @@ APP = Starlette(
     routes=[
         Route("/echo", echo, methods=["GET", "POST"]),
         Route("/endless", endless),
+        Route("/events", events),
+        Route("/news", news),
         WebSocketRoute("/mirror", mirror),
     ]
 )
@@ -297,6 +312,23 @@ async def test_junk_writes_no_log(serve: Serve, caplog: pytest.LogCaptureFixture
             got = await serving.ended(b"\x16\x03\x01junk\r\n\r\n")
             assert got.startswith(b"HTTP/1.1 400")
     assert caplog.records == []
+
+
+async def test_a_stop_ends_streams_and_waiting_requests_as_http_does_and_without_a_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve(BOUNDS) as serving:
+        streaming, waiting = [(await serving.open()) for _ in range(2)]
+        streaming[1].write(b"GET /events HTTP/1.1\r\nHost: a\r\n\r\n")
+        waiting[1].write(b"GET /news HTTP/1.1\r\nHost: a\r\n\r\n")
+        async with asyncio.timeout(ENDED_WITHIN_S):
+            await streaming[0].readuntil(b"first\r\n")
+            serving.server.stop()
+            assert await streaming[0].read() == b"0\r\n\r\n"
+            assert (await waiting[0].read()).startswith(b"HTTP/1.1 503 ")
+        for _reader, writer in (streaming, waiting):
+            writer.close()
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 @pytest.mark.guarantee("slow-connections-are-bounded")
