@@ -63,12 +63,15 @@ class Rendering:
 
 @dataclass(slots=True)
 class _Recorder:
-    """Marks of one rendering."""
+    """Marks of one rendering. known: one with the same parts, which are taken from it."""
 
+    known: Rendering | None = None
     parts: dict[str, str] = field(default_factory=dict)
     orders: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def part(self, id: str, tag: str = "div", classes: str = "", *, caller: Any) -> Markup:
+        if self.known and id in self.known.parts:
+            return Markup(self.known.parts[id])
         html = Markup("<{0} id='{1}' class='{2}'>{3}</{0}>").format(
             Markup(tag), id, classes, Markup(caller())
         )
@@ -77,7 +80,10 @@ class _Recorder:
 
     def rows(self, id: str, kind: str, rows: Iterable[tuple[str, Any]], *, caller: Any) -> Markup:
         """Render rows, each with its name, which is one of its kind's on a page."""
-        made, order = [], []
+        made, order = list[Markup](), list[str]()
+        if self.known and id in self.known.orders:
+            made = [Markup(self.known.parts[row_id]) for row_id in self.known.orders[id]]
+            rows = ()
         for name, row in rows:
             row_id = figures.row_id(kind, name)
             tone = "stale" if getattr(row, "is_stale", False) else ""
@@ -117,11 +123,18 @@ class Renderer:
     def __init__(self, folder: Path = FOLDER) -> None:
         self._environment = _environment(folder)
 
-    def render(self, template: str, values: Mapping[str, Any]) -> Rendering:
-        """Render a page. Its version depends on its parts alone."""
-        recorder = _Recorder()
+    def render(
+        self, template: str, values: Mapping[str, Any], known: Rendering | None = None
+    ) -> Rendering:
+        """Render a page. Its version depends on its parts alone.
+
+        known: a rendering of the page with the same parts, which are not rendered again then.
+        """
+        recorder = _Recorder(known)
         marked = {"part": recorder.part, "rows": recorder.rows, "self_values": values}
         text = self._environment.get_template(template).render(**values, **marked)
+        if known is not None:
+            return replace(known, html=text)
         told = json.dumps([recorder.parts, recorder.orders]).encode()
         version = hashlib.sha256(told).hexdigest()[:VERSION_DIGITS]
         return Rendering(text, recorder.parts, recorder.orders, version)

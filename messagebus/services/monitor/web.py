@@ -276,7 +276,7 @@ class Monitor:
             **{"is_live": True, "of": of, "here": wanted.page.here},
             "version": known.version if known else UNKNOWN_VERSION,
         }
-        made = self._renderer.render(wanted.page.template, values)
+        made = self._renderer.render(wanted.page.template, values, known)
         if known is None:
             feed.keep(made)
         return _html(

@@ -425,3 +425,23 @@ def test_a_page_without_a_list_shows_no_count_but_says_that_nothing_is_known(
     assert re.findall(r"\b\d+\b(?! rules)", text) == []
     for words in ("no message waits", "no message is parked", "on every broker", "All clear"):
         assert words not in text
+
+
+@pytest.mark.parametrize(
+    ("template", "page"),
+    [("overview.html", overview), ("subscriptions.html", subscriptions), ("brokers.html", brokers)],
+)
+def test_a_page_whose_parts_are_known_is_the_same_without_rendering_them_again(
+    template: str, page: Callable[[Board, dict[str, str], Settings], Values]
+) -> None:
+    made = board_of(MadeUp().bus())
+    common = {"kinds": KINDS, "actions_off": "", "is_live": True, "who": NOBODY}
+    values = {**chrome(made, SETTINGS), **page(made, {}, SETTINGS), **common}
+    known = Renderer().render(template, values)
+    again = Renderer().render(template, values, known)
+    assert again == known
+    other = {**known.parts, next(iter(known.parts)): "<i>taken from what is known</i>"}
+    assert (
+        "taken from what is known"
+        in Renderer().render(template, values, replace(known, parts=other)).html
+    )
