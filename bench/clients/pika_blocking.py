@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pika
+import pika.spec
 from pika.exceptions import AMQPError, NackError, UnroutableError
 
 from bench.clients.rabbitmq import Peer, durability_direct, started_direct
@@ -12,17 +14,46 @@ from bench.clients.threaded import receiver_of, sender_of
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER
 from messagebus import Broker, Secret
+from messagebus.topology import Declarations
 
 started, durability = started_direct, durability_direct
 
 
-def channel_at(broker: Broker, user: str, password: Secret) -> Any:
+def channel_at(broker: Broker, user: str, password: Secret, vhost: str = "/") -> Any:
     """Open a connection of pika's and a channel on it."""
     credentials = pika.PlainCredentials(user, password.reveal())
-    parameters = pika.ConnectionParameters(
-        host=broker.host, port=broker.port, credentials=credentials
-    )
+    parameters = pika.ConnectionParameters(broker.host, broker.port, vhost, credentials)
     return pika.BlockingConnection(parameters).channel()
+
+
+def declare_at_once(channel: Any, wanted: Iterable[Declarations]) -> None:
+    """Declare and bind all of these without waiting for an answer before the next request.
+
+    It is the least that RabbitMQ can be asked for the same: one channel, one exchange for each topic.
+    """
+    wanted, kinds = list(wanted), pika.spec
+    requests = {
+        each.name: kinds.Exchange.Declare(exchange=each.name, type=each.type, durable=each.durable)
+        for part in wanted
+        for each in part.exchanges
+    }
+    requests |= {
+        each.name: kinds.Queue.Declare(queue=each.name, durable=True, arguments=each.arguments)
+        for part in wanted
+        for each in part.queues
+    }
+    bindings = [
+        kinds.Queue.Bind(queue=each.queue, exchange=each.exchange, routing_key=each.routing_key)
+        for part in wanted
+        for each in part.bindings
+    ]
+    answers = list[Any]()
+    oks = [kinds.Exchange.DeclareOk, kinds.Queue.DeclareOk, kinds.Queue.BindOk]
+    channel._impl.add_callback(answers.append, oks, one_shot=False)
+    for request in (*requests.values(), *bindings):
+        channel._impl._send_method(request)
+    while len(answers) < len(requests) + len(bindings):
+        channel.connection.process_data_events(time_limit=1)
 
 
 class _Publishing:

@@ -7,13 +7,12 @@ request that it refuses, so every method may raise LinkError and the caller dial
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from messagebus._io.amqp.link import Credentials, Link, dial
+from messagebus._io.amqp.link import Call, Credentials, Link, dial
 from messagebus.broker import Broker
 from messagebus.errors import (
     ACCESS_REFUSED,
@@ -41,6 +40,8 @@ CALL_TIMEOUT_S = 5.0
 # The same for a declaration: a broker that makes 1,000 queues stands still for 5 s and more on a busy disk. A
 # link that is given up begins them all anew.
 DECLARE_TIMEOUT_S = 20.0
+# Declarations and bindings under way: the broker makes them one after the other, and need not wait for us.
+CALLS_AT_ONCE = 64
 # Time for the check of one right, many of which are under way.
 RIGHT_MS = 10
 # No exchange has this name, and no user needs a right on it.
@@ -80,19 +81,26 @@ class Control:
 
         Raises ChannelRefused 406 on a mismatch.
         """
-        async with self._own_channel() as call:
-            for exchange in wanted.exchanges:
-                await call(
-                    "exchange_declare",
-                    exchange=exchange.name,
-                    exchange_type=exchange.type,
-                    durable=exchange.durable,
-                    arguments=exchange.arguments,
-                )
-            for queue in wanted.queues:
-                await call(
-                    "queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments)
-                )
+        exchanges = [
+            (
+                "exchange_declare",
+                {
+                    "exchange": exchange.name,
+                    "exchange_type": exchange.type,
+                    "durable": exchange.durable,
+                    "arguments": exchange.arguments,
+                },
+            )
+            for exchange in wanted.exchanges
+        ]
+        queues = [
+            (
+                "queue_declare",
+                {"queue": queue.name, "durable": True, "arguments": dict(queue.arguments)},
+            )
+            for queue in wanted.queues
+        ]
+        await self._call_all([*exchanges, *queues], "declarations")
 
     async def mismatch(self, wanted: Declarations) -> str:
         """Describe what exists and differs from wanted; "" for nothing. Creates nothing."""
@@ -126,10 +134,7 @@ class Control:
 
     async def bind(self, wanted: Declarations, verb: str = "bind") -> None:
         """Make the bindings of declared and settled queues; "unbind": remove them. As `declare`."""
-        async with self._own_channel() as call:
-            for binding in wanted.bindings:
-                method, arguments = binding.call(verb)
-                await call(method, **arguments)
+        await self._call_all([binding.call(verb) for binding in wanted.bindings], "bindings")
 
     async def audit(self, wanted: Declarations) -> str:
         """Check that all queues exist, and bind them. Returns the name of a missing queue, "" for none.
@@ -231,27 +236,23 @@ class Control:
     async def _call(self, method: str, **arguments: Any) -> Any:
         return await self._bounded(self.link.call(method, **arguments), method)
 
-    @contextlib.asynccontextmanager
-    async def _own_channel(self) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-        """Give the calls of the channel for declarations: a refusal ends it, and leaves the link alone.
+    async def _call_all(self, calls: Sequence[Call], what: str) -> None:
+        """Make requests on the channel for declarations: a refusal ends it, and leaves the link alone.
 
-        Where the broker allows only one, a refusal ends the link.
+        Where the broker allows only one channel, a refusal ends the link.
         """
         if self.link.connection.params.channel_max == 1:
-            yield self._call
+            for method, arguments in calls:
+                await self._call(method, **arguments)
             return
         async with self._declaring:
             channel = self._channel
             if channel is None or not channel.is_open:
                 channel = await self._bounded(self.link.open_channel(), "channel.open")
                 self._channel = channel
-
-            async def call(method: str, **arguments: Any) -> Any:
-                return await self._bounded(
-                    channel.call(method, **arguments), method, DECLARE_TIMEOUT_S
-                )
-
-            yield call
+            for first in range(0, len(calls), CALLS_AT_ONCE):
+                some = calls[first : first + CALLS_AT_ONCE]
+                await self._bounded(channel.call_all(some), what, DECLARE_TIMEOUT_S)
 
     async def _try(self, method: str, **arguments: Any) -> Any:
         """Call on a channel of its own."""

@@ -78,6 +78,27 @@ BROKERS_REASON = re.compile(r"""ConnectionClosedByBroker: \(\d+\) ['"](.*)['"]""
 # user or a node, and `vhost '/' is down`. RabbitMQ gives them the code of a missing right (530).
 FOR_NOW = re.compile(r"limit \(\d+\) is reached|vhost '.*' is down")
 
+# A request by pika's name, and its arguments.
+Call = tuple[str, Mapping[str, Any]]
+REQUESTS: Mapping[str, Callable[..., Any]] = {
+    "exchange_declare": lambda exchange_type, **more: pika.spec.Exchange.Declare(
+        type=exchange_type, **more
+    ),
+    "exchange_bind": pika.spec.Exchange.Bind,
+    "exchange_unbind": pika.spec.Exchange.Unbind,
+    "queue_declare": pika.spec.Queue.Declare,
+    "queue_bind": pika.spec.Queue.Bind,
+    "queue_unbind": pika.spec.Queue.Unbind,
+}
+ANSWERS: Mapping[str, Any] = {
+    "exchange_declare": pika.spec.Exchange.DeclareOk,
+    "exchange_bind": pika.spec.Exchange.BindOk,
+    "exchange_unbind": pika.spec.Exchange.UnbindOk,
+    "queue_declare": pika.spec.Queue.DeclareOk,
+    "queue_bind": pika.spec.Queue.BindOk,
+    "queue_unbind": pika.spec.Queue.UnbindOk,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
@@ -173,6 +194,37 @@ class Link:
         the broker closes the channel for it (the link is then lost), LinkLost when the link ends.
         """
         return await self._await_answer(getattr(self.channel, method), arguments)
+
+    async def call_all(self, calls: Sequence[Call]) -> None:
+        """Make these requests, which declare and bind, without a wait for each answer before the next one.
+
+        The broker answers them in their order. Raises as `call`: of a refused one, and none after it is made.
+        """
+        if self._end is not None:
+            raise self._end
+        left, ended = len(calls), asyncio.get_running_loop().create_future()
+        kinds = {ANSWERS[method] for method, _ in calls}
+
+        def answered(_frame: Any) -> None:
+            nonlocal left
+            left -= 1
+            if not left and not ended.done():
+                ended.set_result(None)
+
+        self._calls.add(ended)
+        try:
+            self.channel.add_callback(answered, list(kinds), one_shot=False)
+            for method, arguments in calls:
+                # The channel's own methods would wait for each answer before they send the next.
+                self.channel._send_method(REQUESTS[method](**arguments))
+            if calls:
+                await ended
+        except pika.exceptions.AMQPError as fault:
+            raise _lost(self.address, fault) from fault
+        finally:
+            self._calls.discard(ended)
+            for kind in kinds:
+                self.channel.callbacks.remove(self.channel.channel_number, kind, answered)
 
     async def confirm_select(self) -> None:
         """Ask for confirms; `transport.on_confirm` gets each answer of the broker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from messagebus.broker import Broker
 from messagebus.destination import Subscription, Topic
 from messagebus.errors import ChannelRefused, LinkLost, LoginRefused
 from messagebus.secret import Secret
-from messagebus.topology import declarations
+from messagebus.topology import Declarations, declarations
 
 WANTED = declarations(Subscription(Topic("orders"), "a"), born=3)
 WHO = Credentials(user="admin", password=Secret("pw"))
@@ -53,10 +54,16 @@ class FakeLink:
         self.closed = False
         self.connection = SimpleNamespace(params=SimpleNamespace(channel_max=100))
         self.lanes: list[FakeLink] = []
+        self.sent: list[int] = []
 
     async def call(self, method: str, **arguments: Any) -> Any:
         self.aside.append(False)
         return await self._call(method, arguments)
+
+    async def call_all(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        self.sent.append(len(calls))
+        for method, arguments in calls:
+            await self.call(method, **arguments)
 
     async def try_call(self, method: str, **arguments: Any) -> Any:
         self.aside.append(True)
@@ -96,6 +103,7 @@ class FakeLink:
     async def open_channel(self) -> FakeLink:
         self.lanes.append(lane := FakeLink())
         lane.calls, lane.refused, lane.hangs = self.calls, self.refused, self.hangs
+        lane.sent = self.sent
         return lane
 
     async def close(self) -> None:
@@ -125,6 +133,16 @@ async def test_declaring_binds_nothing_yet(control: Control, link: FakeLink) -> 
     link.calls.clear()
     await control.bind(WANTED)
     assert link.calls == BOUND
+
+
+async def test_declarations_wait_for_no_answer_of_another_one_but_few_are_under_way(
+    control: Control, link: FakeLink
+) -> None:
+    many = Declarations(queues=WANTED.queues * 50, bindings=WANTED.bindings * 50)
+    await control.declare(many)
+    await control.bind(many)
+    assert link.sent == [64, 36, 64, 64, 22]
+    assert len(link.calls) == 250
 
 
 async def test_many_declarations_share_one_channel_of_their_own(

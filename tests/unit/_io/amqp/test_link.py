@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pika.exceptions
@@ -13,9 +13,10 @@ import pytest
 import uvloop
 
 from messagebus import Secret
-from messagebus._io.amqp.link import Credentials, Link, _translate, dial
+from messagebus._io.amqp.link import Call, Credentials, Link, _translate, dial
 from messagebus.broker import Broker
-from messagebus.errors import LinkError, LinkLost, LoginRefused
+from messagebus.errors import ChannelRefused, LinkError, LinkLost, LoginRefused
+from tests.support.eventually import eventually_async
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit, fake_rabbits
 from tests.support.resolver import resolve
 
@@ -184,3 +185,40 @@ def test_a_reset_right_behind_data_ends_a_link(
 
     with fake_rabbit() as rabbit, asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(reset(rabbit))
+
+
+def declaring(names: Iterable[str]) -> list[Call]:
+    return [("queue_declare", {"queue": name, "durable": True, "arguments": {}}) for name in names]
+
+
+async def test_many_requests_are_sent_before_the_first_is_answered() -> None:
+    with fake_rabbit() as rabbit:
+        link = await dial(Broker.parse(rabbit.name), GUEST, timeout_ms=DIAL_MS)
+        channel, names = await link.open_channel(), [f"q{number}" for number in range(50)]
+        rabbit.stop_reading()
+        before = link.sent_bytes
+        asked = asyncio.create_task(channel.call_all(declaring(names)))
+        all_bytes = sum(map(len, names))
+        await eventually_async(lambda: link.sent_bytes - before > all_bytes, within_s=10)
+        assert not asked.done()
+        link.abort()
+        with pytest.raises(LinkLost):
+            await asked
+
+
+async def test_a_refused_request_ends_its_channel_and_none_behind_it_is_made() -> None:
+    with fake_rabbit(manners=Manners(forbidden={"q2"})) as rabbit:
+        link = await dial(Broker.parse(rabbit.name), GUEST, timeout_ms=DIAL_MS)
+        channel = await link.open_channel()
+        with pytest.raises(ChannelRefused, match="403"):
+            await channel.call_all(declaring(["q1", "q2", "q3"]))
+        assert ([*rabbit.queues], channel.is_open, link.is_open) == (["q1"], False, True)
+        again = await link.open_channel()
+        await again.call_all([])
+        await again.call_all(declaring(["q1", "q3"]))
+        await again.call_all(
+            [("exchange_declare", {"exchange": "e", "exchange_type": "fanout"})]
+            + [("queue_bind", {"queue": each, "exchange": "e"}) for each in ("q1", "q3")]
+        )
+        assert {"q1", "q3"} == {queue for _, _, queue in rabbit.bindings}
+        await link.close()
