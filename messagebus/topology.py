@@ -47,6 +47,7 @@ __all__ = [
     "as_list",
     "declarations",
     "differences",
+    "joined",
     "options_of",
     "parse_wanted",
     "read_item",
@@ -166,6 +167,16 @@ class Declarations:
     @property
     def needs_settling(self) -> bool:
         return any(queue.needs_settling for queue in self.queues)
+
+
+def joined(parts: Iterable[Declarations]) -> Declarations:
+    """Return all of these as one; an exchange that several need is in it once."""
+    parts = list(parts)
+    return Declarations(
+        exchanges=tuple(dict.fromkeys(each for part in parts for each in part.exchanges)),
+        queues=tuple(each for part in parts for each in part.queues),
+        bindings=tuple(each for part in parts for each in part.bindings),
+    )
 
 
 def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:

@@ -766,7 +766,8 @@ async def test_a_large_change_drains_no_broker_while_it_makes_progress(
         now_ms[0] += 1_000
 
     rig.broker.on_declare = takes_a_second
-    rig.want(*(entry(f"orders/s{number}", number + 1) for number in range(20)))
+    many = 20 * reconcile.TOGETHER
+    rig.want(*(entry(f"orders/s{number}", number + 1) for number in range(many)))
     await rig.settled()
     assert len(behind) >= 20
     assert max(behind) <= 1_000
