@@ -16,7 +16,7 @@ from bench.load.profile import KEY_HEADER
 from messagebus import Broker, Secret
 from messagebus.topology import Declarations
 
-started, durability = started_direct, durability_direct
+started, durability, PeerFault = started_direct, durability_direct, AMQPError
 
 
 def channel_at(broker: Broker, user: str, password: Secret, vhost: str = "/") -> Any:

@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -29,7 +29,7 @@ from bench.errors import BenchError
 from bench.figures.figure import Figure, Maker, at_most
 from bench.figures.groups import BEHIND_HAPROXY, Group, Setup, repeat_command
 from bench.figures.reach.simulated import DIALS_S, REST_S
-from bench.figures.reach.simulation import Simulation, Size
+from bench.figures.reach.simulation import Lines, Simulation, Size
 from bench.figures.reach.used import MB, Used, memory_mb
 from bench.figures.reach.virtual_time import VirtualLoop
 from bench.processes import Answering, wait_until
@@ -43,6 +43,8 @@ BROKERS, SUBSCRIPTIONS, CONSUMERS, GROUPS, PROCESSES = 16, 100, 200, 20, 4
 DEAD = 2
 DECLARE_S, START_S, ANSWER_WITHIN_S, BACK_S = 600.0, 300.0, 400.0, 300.0
 SETTLE_S, POLL_S = 10.0, 0.02
+# A port at which nobody listens, and the time between two dials of it.
+NOBODY, REFUSE_S = ("127.0.0.1", 1), 0.1
 GOAL_APART = 1.2
 PULLS = re.compile(r"^messagebus_agent_pulls_total\{.*\} (\d+)", re.MULTILINE)
 Answer = Mapping[str, Any]
@@ -73,8 +75,8 @@ def sixteen_figures(setup: Setup) -> Iterator[Figure]:
         found["agent_requests"] = yield from _at_rest(cluster, make, name)
         found["spread_ms"] = _spread(cluster, clients)
         setup.say(f"the last consumer had the new list after {found['spread_ms']:.0f} ms")
-        found["dials_10s"] = yield from _killed(cluster, make, name, clients, consumers)
-    yield from _beside_simulation(make, name, consumers, found)
+        found["dials_10s"], lines = yield from _killed(cluster, make, name, clients, consumers)
+    yield from _beside_simulation(make, name, consumers, found, lines)
 
 
 def _declared(
@@ -109,8 +111,12 @@ def _killed(
     name: str,
     clients: Sequence[Answering],
     consumers: int,
-) -> Generator[Figure, None, float]:
-    """Kill brokers and start them again; return the dials of a consumer while they were dead."""
+) -> Generator[Figure, None, tuple[float, Lines]]:
+    """Kill brokers and start them again; return the dials of a consumer while they were dead.
+
+    Beside them what a refused dial took meanwhile, with the time by which its timer was late: the
+    simulation has no processor of its own.
+    """
     _answers(clients)
     names = cluster.names[:DEAD]
     for each in names:
@@ -124,11 +130,15 @@ def _killed(
     _until_whole(clients, consumers)
     what = f"{name}, {DEAD} killed and started: until every consumer is attached to them"
     yield make("back_s", what, time.monotonic() - began_s, "s")
-    return sum(sum(each["failed"][:DIALS_S]) for each in died) / consumers
+    dials = sum(sum(each["failed"][:DIALS_S]) for each in died) / consumers
+    refused_ms = sum(each["refused_ms"] for each in died) / len(died)
+    what = f"{name}, {DEAD} killed: a refused dial, with the lateness of its timer"
+    yield make("refused_ms", what, refused_ms, "ms")
+    return dials, Lines(answer_ms=refused_ms, refused_ms=refused_ms)
 
 
 def _beside_simulation(
-    make: Maker, name: str, consumers: int, found: Mapping[str, float]
+    make: Maker, name: str, consumers: int, found: Mapping[str, float], lines: Lines
 ) -> Iterator[Figure]:
     texts = {
         "spread_ms": ("from a new list at the agents until the last consumer has it", "ms"),
@@ -136,7 +146,7 @@ def _beside_simulation(
         "agent_requests": ("requests of other agents to an agent at rest", "requests/s"),
     }
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        simulated = runner.run(simulate(consumers))
+        simulated = runner.run(simulate(consumers, lines))
     for id, (what, unit) in texts.items():
         yield make(id, f"{name}: {what}", found[id], unit)
         apart = max(found[id] / simulated[id], simulated[id] / found[id])
@@ -144,9 +154,10 @@ def _beside_simulation(
         yield make(f"{id}_apart", text, apart, "times", (at_most, GOAL_APART))
 
 
-async def simulate(consumers: int) -> dict[str, float]:
+async def simulate(consumers: int, lines: Lines) -> dict[str, float]:
     """Return what the simulation says of the same bus."""
-    bus = Simulation(Size(BROKERS, consumers, GROUPS, 1_000.0))
+    # All consumers, as if they had one subscription: the last of 200 is later than the last of ten.
+    bus = Simulation(Size(BROKERS, consumers, 1, 1_000.0), lines=lines)
     spread_ms = await bus.spread()
     await asyncio.sleep(2.0)
     dials = sum(await bus.die(DEAD / BROKERS, DIALS_S)) / bus.size.group
@@ -200,13 +211,16 @@ def _pulls(cluster: LocalCluster) -> int:
 
 
 def _spread(cluster: LocalCluster, clients: Sequence[Answering]) -> float:
-    """Give all agents a list of a new generation; return the time until the last consumer has it, in ms."""
+    """Give all agents a list of a new generation; return the time until the last consumer has it, in ms.
+
+    It counts from when the last agent has it.
+    """
     text = listfile.read(cluster.layout.list_file)
     generation = cluster.consumer_list().generation + 1
     newer = listfile.with_generation(text, generation)
-    began_s = time.monotonic()
     for name in cluster.names:
         write_whole(cluster.node(name).list_file, newer, mode=listfile.MODE)
+    began_s = time.monotonic()
     write_whole(cluster.layout.list_file, newer, mode=listfile.MODE)
     known: list[float] = []
 
@@ -266,7 +280,18 @@ async def main(first: int, count: int) -> None:
             known_s.setdefault(generation, time.monotonic())
             await asyncio.sleep(POLL_S)
 
-    watching, loop = asyncio.create_task(watch()), asyncio.get_running_loop()
+    refused = list[float]()
+
+    async def refuse() -> None:
+        """Note what a dial takes that is refused, and how late its timer is."""
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(REFUSE_S)
+            with suppress(ConnectionRefusedError):
+                await asyncio.open_connection(*NOBODY)
+            refused.append(time.monotonic() - began_s - REFUSE_S)
+
+    watching, loop = asyncio.gather(watch(), refuse()), asyncio.get_running_loop()
     while True:
         brokers = [each.stats().brokers.values() for each in consumers]
         state = {
@@ -274,10 +299,12 @@ async def main(first: int, count: int) -> None:
             "rss_bytes": psutil.Process().memory_info().rss,
             "links": sum(one.state == "open" for each in brokers for one in each),
             "known_s": known_s,
+            "refused_ms": 1e3 * sum(refused) / max(1, len(refused)),
             "failed": [failed.seconds[second] for second in range(60)],
         }
         print(json.dumps(state), flush=True)
         failed.begin()
+        refused.clear()
         if not await loop.run_in_executor(None, sys.stdin.readline):
             break
     watching.cancel()

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
-from bench.clients.pika_blocking import channel_at, declare_at_once
+from bench.clients.pika_blocking import PeerFault, channel_at, declare_at_once
+from bench.errors import BenchError
 from bench.figures.figure import Figure, Maker, at_most
 from bench.figures.groups import BEHIND_HAPROXY, Group, Setup, repeat_command
 from bench.figures.reach.used import Used
@@ -120,8 +120,13 @@ def _bare_declare_s(cluster: LocalCluster, count: int) -> float:
     def on_broker(name: str) -> None:
         broker = Broker.parse(cluster.node(name).broker)
         channel = channel_at(broker, "admin", cluster.admin_password, BARE)
-        with closing(channel.connection):
+        try:
             declare_at_once(channel, wanted)
+        except (
+            PeerFault
+        ) as fault:  # a broker that is too busy fails to form a queue (541), and hangs up
+            raise BenchError(f"{name} does not declare for pika: {fault}") from fault
+        channel.connection.close()
 
     _virtual_host(cluster, "PUT")
     began_s = time.monotonic()

@@ -146,7 +146,7 @@ def test_figures_of_every_size_are_made_and_keep_their_goals(tmp_path: Path) -> 
 
 
 def test_the_simulation_says_what_sixteen_brokers_measure(run: Run) -> None:
-    told = run(lambda: sixteen.simulate(40))
+    told = run(lambda: sixteen.simulate(40, Lines()))
     assert set(told) == {"spread_ms", "dials_10s", "agent_requests"}
     assert told["agent_requests"] == pytest.approx(PULL_PEERS, rel=0.1)
 
