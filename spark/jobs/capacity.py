@@ -52,20 +52,23 @@ BEHIND, CONSUMERS_BEHIND = "did not keep up:", "consumers did not keep up:"
 OF_LOAD = ("was the bottleneck", "intended messages: too slow")
 WORDS = {
     "brokers needed": "the least number of brokers of which each needs at most the allowed part of its "
-    "cores for its share of the load, and the brokers that may be away in addition.",
+    "cores for its share of the load, and each queue at most that part of one core; and the brokers that may "
+    "be away in addition.",
+    "limited by": "what would exceed the allowed part with one broker fewer. A queue, one for each "
+    "subscription at each broker, is one process and uses one core at most.",
     "CPU of a message": "CPU time of a broker of the measured machine for a message and all of its "
     "deliveries. A faster core needs less.",
     "error": "the cost of each run is predicted from the runs at other rates alone. This is the mean "
     "error of these predictions.",
-    "a sync of the disk": "with all work that a broker does once for a batch. A busy broker has larger "
-    "batches and fewer syncs for a message; --syncs is the largest number of syncs a second of its disk.",
+    "a sync of the disk": "with all work that a broker does once for a batch. At a higher rate, and on a "
+    "busier machine, batches are larger: a message has fewer syncs and costs less. The answer counts the "
+    "most syncs a second of any run, so it is rather too many brokers than too few. --syncs sets it.",
     "did not keep up": "a broker or its consumers took less than was sent. Such a run shows no cost and no "
     "capacity: a broker that would get as much or more is a fault of this answer.",
     "beyond the runs": "quantities of the load that no run had as large: what a broker gets, delivers or "
-    "uses of its cores, the bytes or the subscriptions of a message. There the number is a guess.",
-    "not in it": "clients, the balancer, network and disk. Compare the written megabytes with your disks. "
-    "A queue, one for each subscription, is one process of its broker and uses one core at most. The "
-    "answer has so many brokers that no queue needs more than the allowed part of that core.",
+    "uses of its cores, the bytes or the subscriptions of a message. There the number is a guess. Cores are "
+    "predicted, of the runs too, with the most syncs of the disk that there may be.",
+    "not in it": "clients, the balancer, network and disk. Compare the written megabytes with your disks.",
 }
 
 
@@ -127,6 +130,7 @@ def _measured(name: str, result: Mapping[str, Any]) -> Measured:
         written_bytes=sum(each["written_bytes"] for each in brokers) / confirmed,
         machine_cores=result.get("environment", {}).get("cores") or 0,
         limit=_limit(result["faults"]),
+        is_faulty=bool(result["faults"]),
     )
 
 
@@ -172,6 +176,7 @@ def measure(
     found: dict[str, Any] = {
         "brokers": count + spare,
         "spare": spare,
+        "limited_by": model.limit(load, count, busy_max=busy_max),
         "cpu_us": model.cpu_us(share),
         "busy": model.busy(load, count) / cores,
         "queue_cores": model.queue(load, count),
@@ -201,8 +206,32 @@ def measure(
             f"seen, more than {error_max:.0%}"
         )
     page = _page(found, load, durability, cores, busy_max, tuple(faults))
-    page = dataclasses.replace(page, meta=(*page.meta, *(f"{each}." for each in grid.notes)))
-    return Answer(found, page, unshown=_unshown(found))
+    notes = (*_faulty(own), *(f"{each}." for each in grid.notes))
+    page = dataclasses.replace(page, meta=(*page.meta, *notes))
+    return Answer(found, page, unshown=f"{_unshown(found)}{_limited(found, busy_max)}")
+
+
+def _faulty(runs: Sequence[Measured]) -> list[str]:
+    """Say how many of the runs bench itself does not trust."""
+    count = sum(run.is_faulty for run in runs)
+    text = (
+        f"{count} of {plural(len(runs), 'run')} failed the verdict of bench, as with a load that was late. "
+        "The costs of a message count all the same."
+    )
+    return [text] if count else []
+
+
+def _limited(measured: Mapping[str, Any], busy_max: float) -> str:
+    """Return a sentence on what limits the answer; "" for one broker."""
+    match measured["limited_by"]:
+        case "queue":
+            return (
+                f" Limited by one queue ({measured['queue_cores']:.0%} of the one core that it can use, of "
+                f"{busy_max:.0%} allowed): more cores do not help."
+            )
+        case "cores":
+            return f" Limited by cores ({measured['busy']:.0%} busy, of {busy_max:.0%} allowed)."
+    return ""
 
 
 def _unshown(measured: Mapping[str, Any]) -> str:
@@ -264,13 +293,14 @@ def _page(
 ) -> Page:
     return Page(
         kind="capacity",
-        title=f"{per_second(load.rate_per_s)} of {load.size:,.0f} B to {load.fan_out:g}, {durability}",
+        title=f"{load}, {durability}",
         meta=(
             f"Brokers of {cores:g} cores, each busy for {busy_max:.0%} at most.",
             f"Fitted from {plural(len(measured['runs']), 'run')}{_machine(measured)}.",
         ),
         verdict=plural(measured["brokers"], "broker")
         + (f", {measured['spare']} of which may be away." if measured["spare"] else ".")
+        + _limited(measured, busy_max)
         + f" On runs that it has not seen the model is {measured['error_mean']:.0%} off on average.",
         faults=faults,
         figures=_figures(measured),
@@ -284,7 +314,8 @@ def _machine(measured: Mapping[str, Any]) -> str:
     """Say on what the runs were measured."""
     cores = " and ".join(f"{each}" for each in measured["machine_cores"])
     where = f" on a machine of {cores} cores" if cores else ""
-    return f"{where}, in which a broker used up to {significant(measured['busy_cores_measured'])} cores"
+    used = significant(measured["busy_cores_measured"])
+    return f"{where}, in which a broker was measured to use up to {used} cores"
 
 
 def _figures(measured: Mapping[str, Any]) -> tuple[Figure, ...]:
@@ -328,8 +359,8 @@ COSTS: Columns = {"part": "part", "costs": lambda row: f"{significant(row['cost'
 RUNS: Columns = {
     **{name: name for name in ("run", "rate", "bytes", "subscriptions")},
     "syncs a message": lambda row: f"{row['syncs']:.2f}",
-    "measured us": "measured us",
-    "predicted us": "predicted us",
+    "measured µs": "measured us",
+    "predicted µs": "predicted us",
     "error": lambda row: f"{row['error']:.1%}",
 }
 BOUNDS = ("run", "limit", "rate", "bytes", "subscriptions")
@@ -422,7 +453,7 @@ _PART = NumberRange(min=0, max=1, min_open=True)
     "--syncs",
     "syncs_per_s",
     type=NumberRange(min=0),
-    help="A second, of each broker's disk. Default: the most of any run.",
+    help="Syncs a second of each broker's disk. Default: the most of any run.",
 )
 @click.option(
     "--error-max",

@@ -29,11 +29,11 @@ from reports.text import per_second, significant
 # Each part of the cost, in its unit. A run tells no two of them apart; some runs of unlike shape do.
 PARTS = {
     "a broker at rest": "cores",
-    "a message": "us",
-    "a delivery": "us",
-    "a kB of a message": "us",
-    "a kB of a delivery": "us",
-    "a sync of the disk": "us",
+    "a message": "µs",
+    "a delivery": "µs",
+    "a kB of a message": "µs",
+    "a kB of a delivery": "µs",
+    "a sync of the disk": "µs",
 }
 RUNS_LEAST = len(PARTS) + 1
 KB = 1000.0
@@ -56,6 +56,10 @@ class Load:
     fan_out: float
     syncs: float = 0.0
 
+    def __str__(self) -> str:
+        copies = f"{self.fan_out:g} subscription{'' if self.fan_out == 1 else 's'}"
+        return f"{per_second(self.rate_per_s)} of {self.size:,.0f} B to {copies}"
+
     @property
     def parts(self) -> tuple[float, ...]:
         """The quantity of each of `PARTS` in a message, at this rate of one broker."""
@@ -68,6 +72,7 @@ class Measured:
     """A measured run. load: of one broker. cpu_us, written_bytes: of a message, in a broker.
 
     machine_cores: of the machine; 0: not known. limit: what did not keep up, as bench says it; "": nothing.
+    is_faulty: whether bench found any other fault, such as a load that was late itself.
     """
 
     name: str
@@ -77,6 +82,7 @@ class Measured:
     written_bytes: float
     machine_cores: int = 0
     limit: str = ""
+    is_faulty: bool = False
 
     @property
     def busy(self) -> float:
@@ -168,6 +174,16 @@ class Model:
         """Return whether each broker, and each queue in it, has no more to do than it may."""
         busy = self.busy(load, brokers) <= cores * busy_max
         return busy and self.queue(load, brokers) <= min(1.0, cores) * busy_max
+
+    def limit(self, load: Load, brokers: int, *, busy_max: float) -> str:
+        """Return why fewer than this least number are not enough: cores, or queue; "" for one broker.
+
+        It is the queue where fewer brokers were not enough with any number of cores.
+        """
+        if brokers == 1:
+            return ""
+        is_of_queue = self.queue(load, brokers - 1) > busy_max
+        return "queue" if is_of_queue else "cores"
 
     def brokers(self, load: Load, *, cores: float, busy_max: float) -> int:
         """Return how many brokers a load needs. cores: of each; busy_max: the part of them, 0 to 1.
@@ -309,15 +325,14 @@ class Range:
             )
         if busy > busy_most:
             found["cores"] = (
-                f"each broker would use {significant(busy)} cores: measured were loads of up to "
-                f"{significant(busy_most)} only"
+                f"each broker would use {significant(busy)} cores: of no run does the model predict more "
+                f"than {significant(busy_most)}"
             )
         for run in self.grid.bounds:
             if is_as_much(share, run.load):
                 found["did not keep up"] = (
                     f"each broker would get {per_second(share.rate_per_s)}: in the run {run.name} "
-                    f"{run.limit} with {per_second(run.load.rate_per_s)} of {run.load.size:,.0f} B to "
-                    f"{run.load.fan_out:g}"
+                    f"{run.limit} with {run.load}"
                 )
         return found
 

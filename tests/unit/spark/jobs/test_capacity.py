@@ -209,6 +209,24 @@ def test_more_of_a_broker_than_was_ever_measured_is_a_fault_and_a_queue_has_one_
     assert code == 0, text
 
 
+def test_the_first_line_says_whether_cores_or_a_queue_limit_the_answer(
+    runs: Path, tmp_path: Path
+) -> None:
+    asked = ("--size", "1000", "--durability", "page-cache", "--syncs", "0", "--spare", "0")
+    # 60 + 25 + 4 + 6 us of a message in its only queue: eight brokers, however many cores each has.
+    for cores in ("2", "16"):
+        _, text = plan(runs, tmp_path / cores, "--rate", "50000", "--cores", cores, *asked)
+        line = text.splitlines()[0]
+        assert "8 brokers" in line
+        assert "Limited by one queue (59% of the one core that it can use, of 60% allowed)" in line
+        assert "more cores do not help" in line
+    _, text = plan(runs, tmp_path / "few", "--rate", "3000", "--cores", "0.3", *asked)
+    assert "Limited by cores (" in text.splitlines()[0]
+    _, text = plan(runs, tmp_path / "one", "--rate", "500", "--cores", "4", *asked)
+    assert "1 broker. On runs" in text
+    assert "Limited" not in text
+
+
 def test_no_load_that_grows_needs_fewer_brokers(runs: Path, tmp_path: Path) -> None:
     asked = ("--durability", "page-cache", "--cores", "8", "--size", "1000", "--syncs", "0")
     needed = []
@@ -284,6 +302,8 @@ def test_a_load_that_was_late_itself_bounds_no_broker(runs: Path) -> None:
     grid = read_runs([runs])
     assert not grid.bounds
     assert not grid.left
+    _, text = plan(runs, runs.parent / "out", "--rate", "500", "--size", "1000")
+    assert "1 of 13 runs failed the verdict of bench, as with a load that was late." in text
     # Without their deliveries messages cost less than they do.
     changed(runs, "fsync-1000-x1-1000", faults=late)
     grid = read_runs([runs])
@@ -298,11 +318,13 @@ def test_more_of_a_brokers_cores_than_any_run_used_is_a_fault(runs: Path, tmp_pa
     assert code == 7
     found = json.loads((tmp_path / "out" / "capacity.json").read_text())
     assert found["brokers"] == 1
-    assert re.search(r"would use [\d.]+ cores: measured were loads of up to [\d.]+ only", text)
+    assert re.search(
+        r"would use [\d.]+ cores: of no run does the model predict more than [\d.]+", text
+    )
     [more] = re.findall(r"With (\d+), each broker would get no more than a run has shown", text)
     assert found["brokers_within_runs"] == int(more) > 1
     assert text.startswith(
-        "capacity, 950/s of 16,000 B to 4, page-cache: By the model 1 broker, which"
+        "capacity, 950/s of 16,000 B to 4 subscriptions, page-cache: By the model 1 broker, which"
     )
 
 
