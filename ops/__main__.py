@@ -73,6 +73,11 @@ option_anywhere(
         type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
         help=f"Inventory of the cluster. [default: ${ENV_PATH}, else {DEFAULT_PATH}]",
     ),
+    without={
+        "compose": "the files are of a new bus, which has no inventory",
+        "dashboards": "they are the same for every cluster",
+        "local": "--dir DIR, or $MESSAGEBUS_LOCAL_DIR, selects a local cluster",
+    },
 )
 
 

@@ -11,12 +11,14 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from messagebus.commands.exits import Group
 from messagebus.stats import Durability
@@ -72,22 +74,59 @@ def iso(ms: int | None, timespec: str = "milliseconds") -> str | None:
         return None
 
 
-def option_anywhere(group: click.Group, option: click.Option) -> None:
+def option_anywhere(
+    group: click.Group, option: click.Option, *, without: Mapping[str, str] | None = None
+) -> None:
     """Give the group and each of its commands this option. Where it occurs twice, the last counts.
 
     No function gets its value: see `option_value`.
+    without: commands of the group that do nothing with the option -> what to do instead. They and the
+    commands in them do not offer it, and refuse it before and behind the command, with this text.
     """
     option.expose_value = False
     option.callback = _keep
 
-    def give(to: click.Command) -> None:
+    def give(to: click.Command, instead: str | None = None) -> None:
+        instead = (without or {}).get(to.name or "", instead)
+        given = option if instead is None else _refused(option, instead)
         for command in _all(to):
             if isinstance(command, Group):
-                command.on_import = give
+                command.on_import = partial(give, instead=instead)
             if not any(set(option.opts) & set(other.opts) for other in command.params):
-                command.params.append(option)
+                command.params.append(given)
 
+    for name in group.commands:
+        give(group.commands[name])
     give(group)
+
+
+def _refused(option: click.Option, instead: str) -> click.Option:
+    """Return the option as those commands have it that do nothing with it."""
+
+    def refuse(context: click.Context, given: click.Parameter, value: Any) -> None:
+        if value is not None or option_value(given.name or "") is not None:
+            command = context.command_path.partition(" -m ")[2] or context.command_path
+            raise click.UsageError(f"{option.opts[0]} is not an option of {command!r}: {instead}")
+
+    return click.Option(
+        option.opts, type=option.type, hidden=True, expose_value=False, callback=refuse
+    )
+
+
+def refuse_typed(*names: str, why: str) -> None:
+    """Refuse options of the running command that were typed and would do nothing. Raises UsageError.
+
+    names: of their parameters.
+    """
+    context = click.get_current_context()
+    typed = [
+        param.opts[0]
+        for param in context.command.params
+        if context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        and param.name in names
+    ]
+    if typed:
+        raise click.UsageError(f"{', '.join(typed)}: {why}")
 
 
 def option_value(name: str) -> Any:

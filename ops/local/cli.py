@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from inventory.inventory import ENV_PATH
 from messagebus.terminal import plural, printable, say
 from ops.commands import doors
 from ops.commands.kits import CHECKOUT
@@ -23,12 +24,13 @@ from ops.local.layout import BALANCERS_MAX, DEFAULT_NETWORK
 from ops.local.roots import ENV_ROOT, RELEASES, of_version
 from ops.local.servers import CHOICES, choices_of, url
 
+ENV_DIR = "MESSAGEBUS_LOCAL_DIR"
 _SIGNALS = {"STOP": signal.SIGSTOP, "CONT": signal.SIGCONT, "KILL": signal.SIGKILL}
 
 
 def default_dir() -> Path:
     """Return $MESSAGEBUS_LOCAL_DIR, else .local in the checkout."""
-    return Path(os.environ.get("MESSAGEBUS_LOCAL_DIR") or CHECKOUT / ".local")
+    return Path(os.environ.get(ENV_DIR) or CHECKOUT / ".local")
 
 
 def _dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,7 +38,7 @@ def _dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--dir",
         type=click.Path(path_type=Path),
         default=default_dir,
-        help="Folder of the cluster; default $MESSAGEBUS_LOCAL_DIR or .local.",
+        help=f"Folder of the cluster; default ${ENV_DIR} or .local.",
     )
     return option(command)
 
@@ -76,8 +78,7 @@ def local() -> None:
 @click.option(
     "--balancers",
     type=click.IntRange(1, BALANCERS_MAX),
-    default=1,
-    help="Number of balancers of a new cluster.",
+    help="Number of balancers of a new cluster; default 1.",
 )
 @click.option(
     "--tls", is_flag=True, help="Make a new cluster whose brokers and agents speak only TLS."
@@ -104,7 +105,7 @@ def up(
     brokers: int | None,
     network: str | None,
     port_offset: int | None,
-    balancers: int,
+    balancers: int | None,
     tls: bool,
     servers: str,
     rabbitmq: str | None,
@@ -134,7 +135,7 @@ def up(
         cluster = LocalCluster(
             dir,
             brokers or DEFAULT_BROKERS,
-            network=network or DEFAULT_NETWORK,
+            network=network,
             port_offset=port_offset,
             tls=tls,
             balancers=balancers,
@@ -160,13 +161,21 @@ def up(
 @_dir_option
 @click.option("--wipe", is_flag=True, help="Remove data and settings too.")
 def down(dir: Path, wipe: bool) -> None:
-    """Stop everything that `up` started; data stay.
+    """Stop everything that `up` started; data stay. Says which folder that was.
 
     \b
     Example:
       python -m ops local down --wipe
     """
-    LocalCluster(dir).down(wipe=wipe)
+    cluster = LocalCluster(dir)
+    if not cluster.down(wipe=wipe):
+        say(
+            f"no cluster in {cluster.dir}: nothing was {'removed' if wipe else 'stopped'}", err=True
+        )
+    elif wipe:
+        say(f"removed the cluster in {cluster.dir}, with its data")
+    else:
+        say(f"stopped the cluster in {cluster.dir}; its data stay")
 
 
 @local.command()
@@ -335,7 +344,9 @@ def forget(dir: Path, name: str) -> None:
 
 
 def _print_environment(cluster: LocalCluster) -> None:
-    for key, value in cluster.client_env().items():
+    """Print the settings of clients, and where the kits find this cluster."""
+    kits = {ENV_PATH: str(cluster.inventory), ENV_DIR: str(cluster.dir)}
+    for key, value in (cluster.client_env() | kits).items():
         click.echo(f"export {key}={shlex.quote(value)}")
 
 

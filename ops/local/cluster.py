@@ -26,6 +26,7 @@ import httpx
 
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
+from messagebus.terminal import plural
 from ops.commands import doors
 from ops.errors import LocalFault
 from ops.local import files, preflight, process, secrets, servers
@@ -68,7 +69,7 @@ class LocalCluster:
 
     dir: made by `up` where it is missing. brokers: number of brokers of a new cluster.
     port_offset: added to all ports; None takes the first offset whose ports are free.
-    tls, balancers: settings of a new cluster; see `Layout`.
+    network, tls, balancers: settings of a new cluster; see `Layout`. `up` refuses others for a known one.
     choices: servers to have beside the brokers; a known cluster keeps those that it has.
     root: setting of a new cluster; see `Layout.root`. None is $MESSAGEBUS_LOCAL_ROOT, else /.
     say: called with one line for each thing that a person should know. show: with the thing waited for now.
@@ -79,10 +80,10 @@ class LocalCluster:
         dir: str | Path,
         brokers: int = DEFAULT_BROKERS,
         *,
-        network: str = DEFAULT_NETWORK,
+        network: str | None = None,
         port_offset: int | None = None,
         tls: bool = False,
-        balancers: int = 1,
+        balancers: int | None = None,
         root: Path | None = None,
         choices: Sequence[ServerChoice] = (),
         say: Callable[[str], None] = lambda line: None,
@@ -94,11 +95,12 @@ class LocalCluster:
         self._new = partial(
             Layout,
             dir=self.dir,
-            network=network,
+            network=network or DEFAULT_NETWORK,
             numbers=tuple(range(1, brokers + 1)),
             tls=tls,
-            balancers=balancers,
+            balancers=balancers or 1,
         )
+        self._network, self._balancers = network, balancers
         self._port_offset = port_offset
         self._tls = tls
         self._root = root and root.resolve()
@@ -116,12 +118,10 @@ class LocalCluster:
         with self._folder.lock():
             known = self._folder.known()
             layout = known or self._new(root=self._root or default_root())
-            if self._tls and not layout.tls:
-                raise LocalFault(f"the cluster in {self.dir} has no TLS; take another folder")
-            if self._root and self._root != layout.root:
+            stopped = self._processes.stopped(layout)
+            if faults := [*self._unlike(layout, runs=len(stopped) < len(part_names(layout)))]:
                 raise LocalFault(
-                    f"the programs of the cluster in {self.dir} are those in {layout.root}; "
-                    "take another folder"
+                    f"the cluster in {self.dir} has {', '.join(faults)}; take another folder"
                 )
             layout = _with_choices(layout, self._choices)
             if known and not self._processes.stopped(layout):
@@ -136,14 +136,38 @@ class LocalCluster:
                     self._processes.stop(self.layout, launched)
                 raise
 
-    def down(self, *, wipe: bool = False) -> None:
-        """Stop everything, gracefully first. wipe: remove the data too. Does nothing when nothing runs."""
+    def down(self, *, wipe: bool = False) -> bool:
+        """Stop everything, gracefully first. wipe: remove the data too. Does nothing when nothing runs.
+
+        Returns whether there is a cluster; where there is none, no file is made or removed.
+        """
+        if not self._folder.is_used:
+            process.kill(process.marked(f"{self.dir}#"))
+            return False
         with self._folder.lock():
             if layout := self._folder.known():
                 self._processes.stop(layout, part_names(layout))
             process.kill(process.marked(f"{self.dir}#"))
             if wipe:
                 self._folder.wipe()
+            return layout is not None
+
+    def _unlike(self, layout: Layout, *, runs: bool) -> Iterator[str]:
+        """Yield what was asked for and can no longer be had. runs: it has its ports already."""
+        if self._tls and not layout.tls:
+            yield "no TLS"
+        if self._root and self._root != layout.root:
+            yield f"its programs in {layout.root}"
+        if self._network and self._network != layout.network:
+            yield f"its addresses in {layout.network}"
+        if self._balancers and self._balancers != layout.balancers:
+            yield plural(layout.balancers, "balancer")
+        if runs and self._port_offset not in (None, layout.offset):
+            yield f"the port offset {layout.offset}"
+        kept = {choice.kind: choice.persistence for choice in layout.choices}
+        for choice in self._choices:
+            if kept.get(choice.kind, choice.persistence) != choice.persistence:
+                yield f"{choice.kind}:{kept[choice.kind]}"
 
     def _bring_up(self, layout: Layout, launched: list[str]) -> None:
         stopped = self._processes.stopped(layout)

@@ -15,8 +15,10 @@ from messagebus.files import write_whole
 from messagebus.services.agent import genesis
 from ops.errors import LocalFault
 from ops.local import files, secrets
-from ops.local.layout import BALANCER, HERE, Layout
+from ops.local.layout import HERE, Layout
 
+# What a cluster has in its folder, beside those of its balancers.
+FOLDERS = ("nodes", "servers", "run", "secrets", "tls", "consumer_lists", "journal")
 LOCK_WITHIN_S = 180.0
 POLL_S = 0.05
 
@@ -26,6 +28,12 @@ class Folder:
 
     def __init__(self, dir: Path) -> None:
         self.dir = dir
+        self._lock = dir / "lock"
+
+    @property
+    def is_used(self) -> bool:
+        """True when a cluster is in the folder, or was begun there."""
+        return self._lock.exists() or (self.dir / "cluster.json").exists()
 
     def known(self) -> Layout | None:
         state = self.dir / "cluster.json"
@@ -68,21 +76,16 @@ class Folder:
         write_whole(layout.state_file, layout.to_json(), mode=0o644)
 
     def wipe(self) -> None:
-        """Remove our files; a folder that holds other files is left with them."""
-        fronts = [front.name for front in self.layout.fronts] if self.known() else [BALANCER]
-        for name in (
-            "nodes",
-            "servers",
-            "run",
-            *fronts,
-            "secrets",
-            "tls",
-            "consumer_lists",
-            "journal",
-        ):
-            shutil.rmtree(self.dir / name, ignore_errors=True)
-        for name in ("inventory.toml", "cluster.json", "lock", "ops.lock"):
-            (self.dir / name).unlink(missing_ok=True)
+        """Remove our files; a folder that holds other files is left with them.
+
+        Where no cluster is in it, files of these names are somebody else's, all but the lock.
+        """
+        if layout := self.known():
+            for name in (*FOLDERS, *(front.name for front in layout.fronts)):
+                shutil.rmtree(self.dir / name, ignore_errors=True)
+            for name in ("inventory.toml", "cluster.json", "ops.lock"):
+                (self.dir / name).unlink(missing_ok=True)
+        self._lock.unlink(missing_ok=True)
         if self.dir.exists() and not any(self.dir.iterdir()):
             self.dir.rmdir()
 
@@ -94,7 +97,7 @@ class Folder:
         """
         # The folder holds messages and hashes of passwords.
         self.dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(self.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             until = time.monotonic() + LOCK_WITHIN_S
             while not _try_lock(fd):

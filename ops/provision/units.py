@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import click
 
 import lb.keeper
 from inventory.files import Templates
-from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
+from inventory.inventory import Balancer, Inventory, load
 from lb.render import ALIVE
+from ops.run.command import inventory_option
 
 UNITS = Path("/etc/systemd/system")
 KEEPER = Path("/usr/local/lib/messagebus/keeper.py")
@@ -92,13 +92,7 @@ def _render(template: str, words: dict[str, object]) -> str:
     type=click.Path(path_type=Path, file_okay=False),
     help="Write them below this folder instead of printing them.",
 )
-@click.option(
-    "--inventory",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=lambda: Path(os.environ.get(ENV_PATH) or DEFAULT_PATH),
-    help=f"Default ${ENV_PATH}, else {DEFAULT_PATH}.",
-)
+@inventory_option
 def units(name: str | None, program: Path | None, output: Path | None, file: Path) -> None:
     """Show the files that a host needs so that systemd runs our programs there.
 

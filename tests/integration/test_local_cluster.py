@@ -216,6 +216,7 @@ def test_a_wipe_leaves_nothing_of_playbooks_either(tmp_path: Path) -> None:
     (folder / "journal").mkdir(parents=True)
     (folder / "journal" / "add mb4.ndjson").touch()
     (folder / "ops.lock").touch()
+    (folder / "cluster.json").write_text(Layout(dir=folder, numbers=(1,)).to_json())
     LocalCluster(folder).down(wipe=True)
     assert not folder.exists()
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -186,6 +187,57 @@ def test_the_inventory_is_said_before_or_behind_a_command(words: list[str]) -> N
     done = CliRunner().invoke(group(GROUPS[words[0]]), words[1:])
     assert done.exit_code != 0
     assert "nowhere.toml" in f"{done.output}{done.exception}"
+
+
+def typed(argument: click.Parameter) -> str:
+    """Return something that a command takes for this argument of its own."""
+    match argument.type:
+        case click.Choice() as choice:
+            return str(choice.choices[0])
+        case click.IntRange() as numbers:
+            return str(numbers.min)
+        case click.Path(exists=True):
+            return __file__
+    return "mb1:5672" if "HOST" in argument.type.name else "mb1"
+
+
+# What a command looks at before its inventory.
+MORE_WORDS = {
+    ("drbd", "rate"): ["mb1", "40M"],
+    ("drbd", "thaw"): ["mb1", "--dead", "a"],
+    ("quota", "set"): ["orders/billing", "--messages", "5"],
+}
+OF_A_CLUSTER = [
+    (name, path, words)
+    for name, path, words in EVERY
+    if name in ("python -m lb", "python -m consumer_lists", "python -m ops")
+    and words != ("restore",)  # reads its archive before
+    and not isinstance(context_of(name, path, words).command, click.Group)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "words"), OF_A_CLUSTER, ids=[" ".join([n, *w]) for n, _, w in OF_A_CLUSTER]
+)
+def test_a_command_reads_the_inventory_that_was_named_or_does_not_offer_to(
+    name: str, path: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that works on another cluster than the named one may erase it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MESSAGEBUS_LOCAL_DIR", str(tmp_path / "local"))
+    params = context_of(name, path, words).command.params
+    offers = any(
+        "--inventory" in each.opts and not getattr(each, "hidden", False) for each in params
+    )
+    arguments = [typed(each) for each in params if isinstance(each, click.Argument)]
+    given = MORE_WORDS.get(words, arguments)
+    called = ["--inventory", "nowhere.toml"]
+    for argv in ([*called, *words, *given], [*words, *called, *given]):
+        done = CliRunner().invoke(group(path), argv, prog_name=name)
+        told = f"{done.output}{done.exception}"
+        assert ("nowhere.toml" if offers else "--inventory is not an option of") in told
+        assert done.exit_code != 0
+    assert {each.name for each in tmp_path.iterdir()} <= {"ops.lock"}
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,31 @@ def test_an_option_is_heard_before_and_behind_its_command(
     assert CliRunner().invoke(group, words.split()).output == f"{told}\n"
 
 
+@pytest.mark.parametrize(
+    "words", ["--file a inner tell", "inner --file a tell", "inner tell --file a"]
+)
+def test_a_command_without_an_option_refuses_it_on_either_side(words: str) -> None:
+    @click.group()
+    def outer() -> None:
+        pass
+
+    @outer.group()
+    def inner() -> None:
+        pass
+
+    @inner.command()
+    def tell() -> None:
+        click.echo("told")
+
+    option_anywhere(outer, click.Option(["--file"]), without={"inner": "say it louder"})
+    done = CliRunner().invoke(outer, words.split())
+    assert (done.exit_code, done.output.count("told")) == (2, 0)
+    assert "--file is not an option of" in done.output
+    assert "say it louder" in done.output
+    assert CliRunner().invoke(outer, ["inner", "tell"]).output == "told\n"
+    assert "--file" not in CliRunner().invoke(outer, ["inner", "tell", "--help"]).output
+
+
 def test_outside_of_a_command_nothing_was_said() -> None:
     assert option_value("file") is None
 
