@@ -150,7 +150,11 @@ class MemoryDoor:
         self._driver, self._pending, self._ids = driver, driver.pending, driver.ids
         self._backlog = driver.pending.backlog
         self._known = driver.destinations.known
-        self._batch, self._together_max = config.batch, config.backlog_messages_max
+        self._packings = {
+            name: Packing(each.count_max, each.bytes_max, whole_ms(each.linger_s))
+            for name, each in config.batch.items()
+        }
+        self._together_max = config.backlog_messages_max
         self._loop = asyncio.get_running_loop()
 
     # Accepting.
@@ -272,10 +276,7 @@ class MemoryDoor:
         self._driver.destinations.use(target.address)
 
     def _packing(self, target: Target) -> Packing | None:
-        batching = self._batch.get(target.address.name)
-        if batching is None or target.address.routing_key:
-            return None
-        return Packing(batching.count_max, batching.bytes_max, whole_ms(batching.linger_s))
+        return None if target.address.routing_key else self._packings.get(target.address.name)
 
     def packing_of(self, target: Target) -> Packing | None:
         packing = self._packing(target) or TOGETHER
