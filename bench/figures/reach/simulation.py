@@ -1,7 +1,7 @@
 """A bus of any size in virtual time: the decisions of real agents and consumers, over simulated lines.
 
 Agents are `Topology` with its `Register`, as the service has them; only HTTP, disk and broker are replaced.
-Consumers are `Membership` with its `Subset`, and the one timer that the library arms for it. What a line or a
+Consumers are `Membership` with its `Subset`, at the ticks of the library's driver. What a line or a
 login takes is in `Lines`. Consumers of one subscription depend on nothing of another one, and agents that
 only answer do nothing else: so one subscription and `AGENTS_MAX` agents are simulated, and totals are
 multiples of theirs.
@@ -40,6 +40,8 @@ from messagebus.services.agent.topology.store import snapshot_to_json
 
 AGENTS_MAX = 20
 REDIAL_FIRST_MS = 50
+# Of `messagebus._io.consume.driver`.
+TICK_MS = 100
 LOOK_S = 0.01
 
 
@@ -82,9 +84,10 @@ class Traffic:
 
 @dataclass(slots=True)
 class Consumer:
-    """One consumer. open: its links. dials: made in each second."""
+    """One consumer. open: its links. dials: made in each second. phase_ms: of the ticks of its driver."""
 
     members: Membership
+    phase_ms: int = 0
     list_at_ms: float = 0.0
     dials: Counter[int] = field(default_factory=Counter)
     timer: asyncio.TimerHandle | None = None
@@ -107,7 +110,10 @@ class Simulation:
         self.was_dead: frozenset[str] = frozenset()
         self._whole = asyncio.Event()
         self.consumers = [
-            Consumer(Membership(subset=self._subset(slot), backoff_first_ms=REDIAL_FIRST_MS))
+            Consumer(
+                Membership(subset=self._subset(slot), backoff_first_ms=REDIAL_FIRST_MS),
+                phase_ms=self.chance.randrange(TICK_MS),
+            )
             for slot in range(size.group)
         ]
 
@@ -153,6 +159,8 @@ class Simulation:
         if consumer.timer is not None:
             consumer.timer.cancel()
         due_ms = consumer.members.next_due_ms()
+        if due_ms is not None:
+            due_ms += (consumer.phase_ms - due_ms) % TICK_MS  # the driver looks at its ticks alone
         consumer.timer = (
             None if due_ms is None else self._loop.call_at(due_ms / 1000, self._tick, consumer)
         )
