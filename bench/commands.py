@@ -54,6 +54,7 @@ from bench.workloads import overhead as overheads
 from bench.workloads import predecessor, tables
 from bench.workloads.knee import Knee, fault_of
 from messagebus import BusConfig, Stream, declare
+from messagebus.commands.options import refuse_typed
 from messagebus.files import replace_file
 from messagebus.recording.events import FAULTS
 from messagebus.recording.manifest import read_manifest
@@ -293,6 +294,7 @@ def compare(
     """
     names = (first, second)
     if from_folders := Path(first).is_dir() and Path(second).is_dir():
+        refuse_typed("repeat", "folder", "network", why="of profiles alone; results are only read")
         a, b = (read_arm(Path(each)) for each in names)
         wanted = (profile_of_arm(first, a), profile_of_arm(second, b))
         refuse_unlike(*wanted, any_durability=unlike_durability)

@@ -27,7 +27,7 @@ from inventory.inventory import Node as InventoryNode
 from inventory.serving import below_serving_min
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.commands.exits import Exit, Program
-from messagebus.commands.options import NumberRange, option_anywhere, option_value
+from messagebus.commands.options import NumberRange, option_anywhere, option_value, refuse_typed
 from messagebus.errors import ConfigError, ListInvalid
 from messagebus.terminal import did_you_mean, plural, say
 
@@ -283,6 +283,8 @@ def push_command(
     """
     if source.file is not None:
         raise click.UsageError("push takes the list of the inventory, not --file")
+    if not recover:
+        refuse_typed("jump", why="only with --recover")
     cluster = source.cluster()
     act = functools.partial(pushing.recover, is_jump_meant=jump) if recover else pushing.push
     pushed = act(cluster, write=_write, within_s=within_s, without=without)

@@ -23,12 +23,13 @@ from lb.fleet import Fleet, apply_absent, apply_all, check_all
 from lb.hosts import Machine
 from lb.render import gate_check_steps, render
 from messagebus.commands.exits import Exit, Program
-from messagebus.commands.options import NumberRange, option_anywhere, option_value
+from messagebus.commands.options import NumberRange, option_anywhere, option_value, refuse_typed
 from messagebus.errors import ConfigError
 from messagebus.files import write_whole
 from messagebus.terminal import plural, say
 
 SAVE_EVERY_S = 2.0
+BY_HAND = "with --by-hand there is nothing to wait for"
 
 
 @click.group("lb", cls=Program, codes=CODES)
@@ -256,6 +257,7 @@ def drain_command(
         if not forced:
             fleet.refuse_last(all_balancers, inventory, node.name)
         if by_hand:
+            refuse_typed("within_s", why=BY_HAND)
             _print(inventory, fleet.set_drain(all_balancers, node.name, on=True).shown)
         else:
             _print(inventory, agents.drain(inventory, name, within_s=within_s, fleet=all_balancers))
@@ -277,6 +279,7 @@ def ready_command(name: str, within_s: float, by_hand: bool, without: tuple[str,
     node = inventory.find(name)
     with _fleet(inventory) as all_balancers:
         if by_hand:
+            refuse_typed("within_s", why=BY_HAND)
             _print(inventory, fleet.set_drain(all_balancers, node.name, on=False).shown)
         else:
             _print(inventory, agents.ready(inventory, name, within_s=within_s, fleet=all_balancers))

@@ -24,7 +24,7 @@ from messagebus.clock import MS_PER_S, wall_ms
 from messagebus.commands.exits import Exit, code_of
 from messagebus.commands.options import Duration, NumberRange, bus_settings, iso
 from messagebus.envelope import tagged
-from messagebus.errors import one_line
+from messagebus.errors import docs_of, one_line
 from messagebus.terminal import Progress, escaped, plural, say
 from messagebus.tools.top import table
 
@@ -107,9 +107,18 @@ def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> i
         _print_json({"parked": [_count_row(each) for each in found.counts]}, found.faults)
     elif found.counts:
         _print_counts(found)
-    elif not found.faults:
-        say("nothing is parked", err=True)
+    else:
+        say(_none_parked(found), err=True)
     return _tell(found)
+
+
+def _none_parked(found: ParkedCounts) -> str:
+    """Say that nothing is parked, as far as that is known."""
+    if not found.faults:
+        return "nothing is parked"
+    if not found.looked:
+        return "whether messages are parked is not known: no broker was read"
+    return f"nothing is parked on the {plural(len(found.looked), 'broker')} that answered"
 
 
 def _print_counts(counts: ParkedCounts) -> None:
@@ -382,8 +391,11 @@ def _print_json(values: Mapping[str, Any], faults: Mapping[str, str]) -> None:
 
 
 def _tell(answer: ParkedCounts | ParkedMessages | ParkedMoved) -> int:
+    docs = {getattr(each, "reason", "") or str(each): docs_of(each) for each in answer.causes}
     for where, why in sorted(answer.faults.items()):
-        say(f"messagebus: {where}: {escaped(one_line(why), 400)}", err=True)
+        place = next((docs[text] for text in docs if why.startswith(text)), "")
+        section = f" [{place}]" if place else ""
+        say(f"messagebus: {where}: {escaped(one_line(why), 400)}{section}", err=True)
     if not answer.faults:
         return Exit.DONE
     if answer.looked:

@@ -21,6 +21,7 @@ from messagebus.commands.exits import Exit
 from messagebus.commands.options import NumberRange, bus_settings
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Topic
+from messagebus.errors import one_line
 from messagebus.observing.ask import Asker
 from messagebus.observing.rates import Rates, broker_rates, row_rates
 from messagebus.observing.rules import Attention, Raised
@@ -160,10 +161,19 @@ def _look(bus: Bus, pasts: list[Bus], attention: Attention) -> Look:
         sums=totals(bus, rates),
         everything=total(bus, rates=rates),
         rates=broker_rates(pasts[0], bus) if pasts else {},
-        attention=attention.step(bus, rates),
+        attention=(*attention.step(bus, rates), *_early(attention)),
     )
     pasts.append(bus)
     return look
+
+
+def _early(attention: Attention) -> list[Raised]:
+    """Return the urgent conditions that have not held for as long as their rules require.
+
+    The rules begin with the first look, so `top --once` would show none of them.
+    """
+    urgent = [each for each in attention.noticed if each.rule.severity == "page"]
+    return sorted(urgent, key=lambda each: (-each.waiting, each.about))
 
 
 def _lines(
@@ -171,11 +181,16 @@ def _lines(
 ) -> Iterator[str]:
     """Yield the lines of a picture. width: of the terminal, None for none."""
     bus, now_ms = look.bus, look.bus.at_ms
-    missing = f", {look.everything.coverage}" if look.everything.coverage else ""
+    missing = uncounted(bus)
     clock = time.strftime("%H:%M:%S", time.localtime(now_ms / 1000))
     brokers = plural(len(bus.brokers), "broker")
-    title = f"{bus.cluster or 'bus'}, generation {bus.generation}: {brokers}{missing}  {clock}"
+    if missing:
+        counted = len(bus.brokers) - len(missing)
+        brokers = f"{counted} of {brokers} counted, without {', '.join(sorted(missing))}"
+    title = f"{bus.cluster or 'bus'}, generation {bus.generation}: {brokers}  {clock}"
     yield from folded(title, width)
+    for broker, why in [*sorted(missing.items())][:ATTENTION_ROWS]:
+        yield from folded(f"! {broker} is not counted: {one_line(why)}", width)
     for raised in look.attention[:ATTENTION_ROWS]:
         told = f"! {raised.text} (for {duration((now_ms - raised.since_ms) / 1000)})"
         yield from folded(told, width)
@@ -184,7 +199,7 @@ def _lines(
     yield ""
     titles = ("BROKER", "STATE", "IN/s", "READY", "OLDEST", "CONNS", "FREE", "VERSION")
     cells = [_broker(look, seen, exact) for seen in bus.brokers]
-    yield from table(titles, cells, texts=2, width=width)
+    yield from table(titles, cells, texts=2, width=width, spared=("VERSION", "FREE", "CONNS"))
     yield ""
     found = sorted((each for each in look.sums.items() if text in each[0]), key=SORTS[sort])
     titles = ("NAME", "READY", "UNACKED", "OLDEST", "IN/s", "OUT/s", "CONSUMERS", "PARKED")
@@ -279,24 +294,37 @@ def table(
     *,
     texts: int,
     width: int | None = None,
+    spared: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield aligned lines; the first `texts` columns to the left.
 
-    width: the largest length of a line; None: no limit. To keep it, these columns are shortened, the last one
-    first, each down to TEXT_MIN; lines that are still longer are cut.
+    width: the largest length of a line; None: no limit. To keep it, columns of `spared` are left out, the
+    first one first. Then the columns of texts are shortened, the last one first, each down to TEXT_MIN;
+    lines that are still longer are cut.
     """
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    over = 0 if width is None else sum(widths) + len(GAP) * (len(widths) - 1) - width
+    columns = [[*column] for column in zip(titles, *rows, strict=True)]
+    over = _too_wide(columns, width)
+    for title in spared:
+        if over > 0:
+            columns = [column for column in columns if column[0] != title]
+            over = _too_wide(columns, width)
+    widths = [max(map(len, column)) for column in columns]
     for place in reversed(range(texts)):
         taken = max(0, min(over, widths[place] - TEXT_MIN))
         widths[place] -= taken
         over -= taken
-    for row in (titles, *rows):
+    for row in zip(*columns, strict=True):
         cells = [
             f"{shortened(cell, wide):<{wide}}" if place < texts else f"{cell:>{wide}}"
             for place, (cell, wide) in enumerate(zip(row, widths, strict=True))
         ]
         yield GAP.join(cells).rstrip()[:width]
+
+
+def _too_wide(columns: Sequence[Sequence[str]], width: int | None) -> int:
+    """Return by how many characters lines with these columns are longer than the width."""
+    widths = [max(map(len, column)) for column in columns]
+    return 0 if width is None else sum(widths) + len(GAP) * (len(widths) - 1) - width
 
 
 def _as_json(look: Look) -> dict[str, Any]:

@@ -96,6 +96,9 @@ def test_two_folders_are_compared_and_a_regression_is_a_finding(
     assert "worse by more than 10%: confirm p50, confirm p99" in captured.err
     assert "commit abc; a confirm means: fsynced" in captured.out
     assert "not measured by turns" in captured.out
+    # Of a measurement: nothing is measured here.
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--repeat", "9"]) == 2
+    assert "--repeat: of profiles alone" in capsys.readouterr().err
 
 
 def test_unlike_runs_are_refused_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -221,6 +221,11 @@ def test_a_push_that_nobody_serves_says_that_nobody_answered(http: AgentsHttp) -
     assert (pushed.exit_code, pushed.stderr) == (6, "a differs: Connection refused\n")
 
 
+def test_a_jump_is_of_a_recovery_alone() -> None:
+    pushed = run("push", "--jump")
+    assert (pushed.exit_code, "--jump: only with --recover" in pushed.stderr) == (2, True)
+
+
 def test_recovering_raises_the_generation_and_tells_who_was_not_asked(http: AgentsHttp) -> None:
     http.answers["a:8081/consumer-list"] = TEXT.replace("7", "30")
     del http.answers["a:8081/clients"]

@@ -165,6 +165,8 @@ def test_orders_by_hand_go_to_the_socket_and_are_read_back(monkeypatch: pytest.M
     assert run("maint", "10.0.1.1:5672").output.startswith("mb1 maint ")
     assert run("maint", "mb1", "--off").exit_code == 0
     assert run("weight", "mb1", "40").exit_code == 0
+    refused = run("drain", "mb1", "--by-hand", "--within-s", "5")
+    assert (refused.exit_code, "--within-s: with --by-hand" in refused.output) == (2, True)
     assert run("drain", "mb1", "--by-hand").exit_code == 0
     assert run("ready", "mb1", "--by-hand").exit_code == 0
     assert orders == [

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from messagebus.__main__ import cli
 from messagebus._io.consume.dedup import dedup_id
-from messagebus.admin.parked import ParkedCount, ParkedMessage
+from messagebus.admin.parked import ParkedCount, ParkedCounts, ParkedMessage
 from messagebus.commands.options import iso
 from messagebus.core.claims import Turn, key_of
-from messagebus.errors import ConfigError, NameInvalid
+from messagebus.errors import ConfigError, LinkLost, NameInvalid
 from messagebus.recording.events import SCHEMA
 from messagebus.recording.files import message_id_hex
 from messagebus.stores import Dedup, open_store
@@ -55,6 +56,28 @@ def test_a_message_is_told_with_what_it_says() -> None:
     lines = parked._lines(more)
     assert "  attempts   3, redriven 2 times before" in lines
     assert "  header     and 10 more" in lines
+
+
+@pytest.mark.parametrize(
+    ("looked", "told"),
+    [
+        (("mb1:5672", "mb3:5672"), "nothing is parked on the 2 brokers that answered"),
+        ((), "whether messages are parked is not known: no broker was read"),
+    ],
+)
+def test_a_list_with_a_dead_broker_says_what_is_known_of_the_others_and_where_to_read_on(
+    monkeypatch: pytest.MonkeyPatch, looked: tuple[str, ...], told: str
+) -> None:
+    cause = LinkLost("mb2:5672", "connection refused")
+    found = ParkedCounts((), {"mb2:5672": cause.reason}, (cause,), looked)
+    monkeypatch.setattr("messagebus.admin.parked.count_parked", lambda *_, **__: found)
+    env = {"MESSAGEBUS_BROKER": "mb1:5672"}
+    done = CliRunner().invoke(cli, ["parked", "list"], env=env)
+    assert done.stderr.splitlines() == [
+        told,
+        f"messagebus: mb2:5672: connection refused [{cause.docs}]",
+    ]
+    assert done.exit_code == (3 if looked else 6)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from messagebus.admin.directory import SubscriptionCount, SubscriptionCounts
 from messagebus.config import BusConfig
 from messagebus.errors import ConfigError, ListUnavailable, NameInvalid
 from messagebus.observing.ask import Asker
+from messagebus.observing.totals import SOURCES
 from messagebus.recording.events import SAMPLED
 from messagebus.recording.files import EventFile, anchor_now
 from messagebus.terminal import folded
@@ -62,7 +64,8 @@ def test_a_silent_broker_is_a_question_and_ends_with_3(shell: Shell) -> None:
     shell.fleet.answers[silent] = lambda _: httpx.Response(503)
     done = shell.top()
     assert done.exit_code == 3
-    assert f"3 brokers, on 2 of 3 brokers, without {silent}" in done.stdout.splitlines()[0]
+    assert f"2 of 3 brokers counted, without {silent}" in done.stdout.splitlines()[0]
+    assert f"! {silent} is not counted: HTTP 503" in done.stdout.splitlines()
     (line,) = [line for line in done.stdout.splitlines() if line.startswith(silent)]
     assert line.split()[-6:] == ["?"] * 6
     told = json.loads(shell.top("--json").stdout)
@@ -182,7 +185,7 @@ def test_no_names_are_said(tmp_path: Path) -> None:
         QueueSampler(tmp_path, BUS, [], run_id="r")
 
 
-def test_on_a_terminal_of_80_columns_no_line_is_longer_and_no_column_is_lost(
+def test_on_a_terminal_of_80_columns_no_line_is_longer_and_a_state_is_whole(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "columns", lambda: 80)
@@ -190,10 +193,35 @@ def test_on_a_terminal_of_80_columns_no_line_is_longer_and_no_column_is_lost(
     shell.fleet.answers[down] = lambda _: httpx.Response(503, json={"linked": False})
     lines = shell.top("--sort", "name").stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    for title in ("VERSION", "PARKED"):
-        assert [line for line in lines if line.endswith(title)], title
-    (line,) = [line for line in lines if "\N{HORIZONTAL ELLIPSIS}" in line]
-    assert line.startswith(f"{down}  "), "whole, since its end and its beginning may be another's"
+    assert [line for line in lines if line.endswith("PARKED")]
+    (line,) = [line for line in lines if line.startswith(f"{down}  ")]
+    assert "down: no AMQP link to the broker" in line, "the state is whole, before other columns"
+    assert f"! {down} is not counted: no AMQP link to the broker" in lines
+
+
+def test_a_name_without_consumers_has_a_sentence_at_the_first_look(shell: Shell) -> None:
+    broker = next(iter(shell.fleet.ports))
+    (name, kind), row = next(
+        (key, row) for key, row in shell.fleet.rows[broker].items() if key[1] in SOURCES
+    )
+    for rows in shell.fleet.rows.values():
+        rows[name, kind] = replace(row, ready=5, consumers=0)
+    lines = shell.top().stdout.splitlines()
+    assert [
+        line for line in lines if line.startswith(f"! {name} has no consumer; 15 messages wait")
+    ]
+
+
+def test_a_table_leaves_out_columns_before_it_shortens_a_text() -> None:
+    titles, row = ("BROKER", "IN/s", "FREE", "VERSION"), ("127.0.0.11:5672", "1.0", "9", "4.0")
+
+    def shown(width: int) -> list[str]:
+        lines = module.table(titles, [row], texts=1, width=width, spared=("VERSION", "FREE"))
+        return next(iter(lines)).split()
+
+    assert shown(40) == [*titles]
+    assert shown(30) == ["BROKER", "IN/s", "FREE"]
+    assert shown(22) == ["BROKER", "IN/s"]
 
 
 def test_a_table_shortens_texts_in_their_middle_and_leaves_numbers_whole() -> None:
