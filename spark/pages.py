@@ -58,6 +58,8 @@ def _meta(run: Run) -> str:
     parts = [f"started {started:%Y-%m-%d %H:%M:%S} UTC"]
     if manifest.end_ns:
         parts.append(duration(since_s(run, manifest.end_ns)))
+    if manifest.warm_up_s:
+        parts.append(f"the warm-up of {manifest.warm_up_s:g} s counts too")
     if run.day:
         parts.append(f"of it the day {run.day}")
     parts += [

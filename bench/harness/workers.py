@@ -391,6 +391,7 @@ class Workers:
             prefetch=load.prefetch,
             incidents=tuple(incidents),
             complete=complete,
+            warm_up_s=self.profile.time.warm_up_s,
         )
 
     def judged(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -116,7 +117,8 @@ class Manifest:
     the end may be undelivered without being lost; 0: no message may. loop: "open" where intended times were
     known beforehand, "closed" where they are those of the calls, "" where that is not known. clocks: the
     first anchor of each clock. recorders: name -> the rows that it left out. ordered: the subscriptions of
-    partitioned topics whose keys have an order, such as ``orders/billing``.
+    partitioned topics whose keys have an order, such as ``orders/billing``. warm_up_s: load at the start that
+    the run's own report leaves out; its rows are in the events.
     """
 
     run_id: str
@@ -135,6 +137,7 @@ class Manifest:
     clocks: tuple[Anchor, ...] = ()
     recorders: Mapping[str, LeftOut] = field(default_factory=dict)
     ordered: tuple[str, ...] = ()
+    warm_up_s: float = 0.0
 
     @property
     def is_corrected(self) -> bool:
@@ -259,6 +262,7 @@ def _manifest(values: Any) -> Manifest:
         loop=_expect("loop", values.get("loop", ""), str),
         clocks=tuple(_list_of("clocks", values.get("clocks", []), parse_anchor)),
         ordered=tuple(_texts("ordered", values.get("ordered", []))),
+        warm_up_s=_seconds("warm_up_s", values.get("warm_up_s", 0.0)),
         recorders={
             name: _left_out(_expect(f"recorders.{name}", one, dict))
             for name, one in _expect("recorders", values.get("recorders", {}), dict).items()
@@ -303,6 +307,12 @@ def _whole(where: str, values: dict[str, Any], key: str) -> int:
     if type(value) is not int:
         raise ValueError(f"{where}: {key} {value!r}: a whole number of ns wanted")
     return value
+
+
+def _seconds(name: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} {value!r}: a number of seconds wanted")
+    return float(value)
 
 
 def _expect(name: str, value: Any, kind: type[T]) -> T:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import signal
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import click
 import pytest
 from pyspark.sql import SparkSession
 
 from messagebus.commands.exits import Exit
-from messagebus.recording.manifest import RunInvalid
+from messagebus.recording.files import Anchor
+from messagebus.recording.manifest import Manifest, RunInvalid, parsed
 from reports.page import Page, render_text
 from spark.__main__ import jobs, main
 from spark.command import Answer, check_day, in_one_line, is_no_interrupt, run_of, write
@@ -23,6 +26,7 @@ from spark.lake.ingest import ingest, plan
 from spark.lake.tables import Lake
 from spark.measures.faults import bad_faults
 from spark.measures.run import Run
+from spark.pages import page_of
 from spark.session import SQL, _signals_afterwards, java_path
 from tests.support.events import write_run
 from tests.unit.spark.conftest import Planted
@@ -264,3 +268,22 @@ def test_a_client_of_spark_connect_is_told_in_one_line(
         "audit: SPARK_REMOTE is set: jobs call the JVM of their driver, and with Spark Connect there is "
         "none; unset it, and use spark-submit --master\n"
     )
+
+
+def test_a_page_says_that_the_warm_up_counts() -> None:
+    manifest = Manifest(run_id="r", topics={}, brokers=(), anchor=Anchor("h", "p", 0), start_ns=0)
+    for warm_up_s, is_said in ((0.0, False), (1.5, True)):
+        ingested: Any = SimpleNamespace(
+            manifest=dataclasses.replace(manifest, warm_up_s=warm_up_s),
+            **{"files": {}, "bad": 0, "skipped": [], "reasons": dict},
+        )
+        no_session: Any = None
+        run = Run(no_session, no_session, ingested, "1970-01-01")
+        page = page_of(run, "latency", words={}, tables="", verdict="")
+        assert ("the warm-up of 1.5 s counts too" in page.meta[0]) is is_said
+    values = {"run_id": "r", "topics": {}, "brokers": [], "start_ns": 0} | {
+        "anchor": manifest.anchor.as_json()
+    }
+    assert parsed(values | {"warm_up_s": 2}, "").warm_up_s == 2
+    with pytest.raises(RunInvalid, match="warm_up_s -1: a number of seconds wanted"):
+        parsed(values | {"warm_up_s": -1}, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -33,7 +34,7 @@ from bench.harness.workers import (
     open_ended,
 )
 from bench.load.bodies import Filler, read, stamped
-from bench.load.profile import Disturbance, Profile
+from bench.load.profile import Disturbance, Profile, Time
 from bench.processes import Child, Children
 from messagebus.recording.manifest import Incident, read_manifest
 from tests.support.eventually import eventually, eventually_async
@@ -279,6 +280,8 @@ def test_the_manifest_has_what_the_audit_expects(tmp_path: Path) -> None:
     ]
     assert (manifest.run_id, manifest.loop, manifest.incidents) == ("r1", "open", (kill,))
     assert manifest.complete
+    made.profile = dataclasses.replace(made.profile, time=Time(warm_up_s=3.0, measured_s=9.0))
+    assert made.manifest(["b1"], complete=False).warm_up_s == 3
     assert (manifest.end_ns or 0) > 0
     # Nothing was published, which an audit does not let pass.
     assert (events.files, audited.holds) == (0, False)
