@@ -279,7 +279,10 @@ def session_for(name: str, size: int) -> Iterator[SparkSession]:
 
 
 def _show_tasks(session: SparkSession, name: str, ended: threading.Event) -> None:
-    """Show how many tasks have ended, of those that Spark has planned so far."""
+    """Show how many tasks have ended, and how many Spark has planned so far.
+
+    It plans a stage after the other, so neither the number of all tasks nor the time left is known.
+    """
     tracker, stages = session.sparkContext.statusTracker(), dict[int, tuple[int, int]]()
     with (
         Progress(f"{name}:", "task") as progress,
@@ -290,9 +293,10 @@ def _show_tasks(session: SparkSession, name: str, ended: threading.Event) -> Non
             for stage in {*tracker.getActiveStageIds(), *open_}:
                 if info := tracker.getStageInfo(stage):
                     stages[stage] = (info.numCompletedTasks, info.numTasks)
-            progress.total = sum(count for _, count in stages.values())
+            planned = sum(count for _, count in stages.values())
             progress.at(
-                sum(done for done, _ in stages.values()), "" if stages else "Spark plans the work"
+                sum(done for done, _ in stages.values()),
+                f"{planned:,} planned so far" if stages else "Spark plans the work",
             )
 
 

@@ -46,8 +46,10 @@ WORDS = {
     "oldest": "the longest time that any message had waited in a second.",
     "as brokers said": "the brokers' own counts of ready messages, of all publishers, if they were "
     "sampled.",
-    "empty after": "from the second with the most messages to the first second that ended with none. A "
-    "dash: not emptied.",
+    "most at once": "at any time, by the rows of every message. The report of bench asks its brokers once a "
+    "second, and may miss a peak.",
+    "empty after another": "from the second with the most messages to the first second that ended with none. "
+    "A dash: not emptied.",
 }
 
 
@@ -200,8 +202,8 @@ DRAINS: Columns = {
     "broker": "broker",
     "subscription": subscription,
     "most at once": "peak",
-    "at": lambda row: f"{row['peak_second']:,} s",
-    "empty after": _emptied,
+    "at second": lambda row: f"{row['peak_second']:,}",
+    "empty after another": _emptied,
     "longest wait": lambda row: milliseconds(row["age_ms"]),
 }
 

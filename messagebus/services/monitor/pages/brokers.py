@@ -261,7 +261,9 @@ def _broker_facts(observed: ObservedBroker, now_ms: int) -> list[tuple[str, str]
     if state.certificate_s is not None:
         facts.append(("Certificate", f"ends in {figures.roughly(state.certificate_s)}"))
     if observed.skew_ms is not None:
-        facts.append(("Clock", f"{observed.skew_ms / MS_PER_S:+.1f} s against this host's"))
+        # 0.0 added: a difference that is rounded to nothing has no sign.
+        skew_s = round(observed.skew_ms / MS_PER_S, 1) + 0.0
+        facts.append(("Clock", f"{skew_s:+.1f} s against this host's"))
     facts += [("Versions", f"RabbitMQ {state.rabbitmq or '?'}, agent {state.agent or '?'}")]
     return facts
 
