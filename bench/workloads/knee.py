@@ -21,6 +21,8 @@ PRECISION = 0.1
 SURE = 2
 # Rates below this part of the first one are not tried.
 LEAST = 1 / 64
+# So many rates at which the load was the limit end a search without an answer: a lower one hardly helps.
+LATE_RATES_MAX = 3
 
 
 class Try(NamedTuple):
@@ -74,7 +76,18 @@ class Knee:
     def _lower(self, failed: float) -> float | None:
         if failed == math.inf:
             return self.first
-        return failed / GROWTH if failed > self.first * LEAST else None
+        if failed <= self.first * LEAST or len(self._late_rates()) >= LATE_RATES_MAX:
+            return None
+        return failed / GROWTH
+
+    def _late_rates(self) -> list[float]:
+        """Return the rates, from the highest, that failed because of the load alone."""
+        faults: dict[float, list[str]] = {}
+        for each in self.tries:
+            faults.setdefault(each.rate, []).append(each.fault)
+        return sorted(
+            (rate for rate, own in faults.items() if all(map(is_of_load, own))), reverse=True
+        )
 
     def count(self, rate: float) -> int:
         """Return the number of tries at that rate."""
@@ -90,7 +103,12 @@ class Knee:
         """Return the answer in a line."""
         bound = f"with p99 within {p99_max_ms:g} ms"
         if not self.held:
-            return f"no rate holds {bound}"
+            if len(late := self._late_rates()) < LATE_RATES_MAX:
+                return f"no rate holds {bound}"
+            rates = ", ".join(f"{rate:,.0f}/s" for rate in late)
+            return (
+                f"no rate was measured {bound}: the load was the limit at {rates}, not the system"
+            )
         if self.held >= self.top:
             return f"at least {self.held:,.0f}/s {bound}: no knee was found below it"
         faults = [each.fault for each in self.tries if each.rate == self.failed and each.fault]

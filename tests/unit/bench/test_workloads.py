@@ -271,6 +271,18 @@ def test_a_system_that_takes_nothing_ends_the_search(first: float) -> None:
     assert search.answer(20) == "no rate holds with p99 within 20 ms"
 
 
+def test_a_search_ends_after_three_rates_at_which_the_load_was_the_limit() -> None:
+    search = Knee(first=600, top=10_000)
+    searched(
+        search, 0, "publisher-0 handled 1 % late or more: its pacer was the bottleneck; all else"
+    )
+    assert [each.rate for each in search.tries] == [600, 600, 300, 300, 150, 150]
+    assert search.answer(20) == (
+        "no rate was measured with p99 within 20 ms: the load was the limit at 600/s, 300/s, 150/s, not the "
+        "system"
+    )
+
+
 def test_a_knee_that_is_the_clients_is_told_as_such() -> None:
     theirs, ours = Knee(first=100, top=1000), Knee(first=100, top=1000)
     searched(theirs, 150)
