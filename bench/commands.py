@@ -58,6 +58,7 @@ from messagebus.commands.options import refuse_typed
 from messagebus.files import replace_file
 from messagebus.recording.events import FAULTS
 from messagebus.recording.manifest import read_manifest
+from messagebus.terminal import plural
 from reports.text import columns_here
 
 ResultOfStep = Mapping[str, Mapping[str, Any]]
@@ -71,11 +72,20 @@ class Workload:
 
     steps: makes steps from profiles, repetitions, and the part of the work that is done (10: a tenth).
     summary: makes it of results. figures: makes figures of these and of the command that repeats them.
+    next: the command that reads the runs, with {} for their folder; "" for none.
     """
 
     steps: Callable[[Load, int, int], Sequence[Step]]
     summary: Callable[[ResultOfStep], Summary]
     figures: Callable[[ResultOfStep, str], Iterable[Figure]]
+    next: str = ""
+
+    def doubts(self, results: Sequence[Mapping[str, Any]], place: Path) -> str:
+        """Return how many of the runs are not to be trusted, and what to do next; "" for none."""
+        if not (count := sum(bool(each["faults"]) for each in results)):
+            return ""
+        text = f"{count} of {plural(len(results), 'run')} not to be trusted, see {place / 'summary.txt'}"
+        return f"{text}; next: {self.next.format(place)}" if self.next else text
 
 
 def _seed(name: str) -> Workload:
@@ -103,7 +113,10 @@ WORKLOADS: Mapping[str, Workload] = {
         tables.MATRIX.figures,
     ),
     "fan-in": _in_table(tables.FAN_IN, tables.fan_in_steps, "fan-in"),
-    "capacity": _in_table(tables.CAPACITY, tables.capacity_steps, "capacity"),
+    "capacity": dataclasses.replace(
+        _in_table(tables.CAPACITY, tables.capacity_steps, "capacity"),
+        next="python -m spark capacity --runs {} --rate MESSAGES_A_SECOND --out out/plan",
+    ),
     "peers": _in_table(tables.PEERS, tables.peers_steps, "peers", "peers-full"),
 }
 
@@ -161,6 +174,8 @@ def run(
             raise InputInvalid("--live: of one profile, no workload")
         make_folder(place)
         results = work_through(profile, place, network, repeat=repeat, part=part, publish=publish)
+        if doubts := WORKLOADS[profile].doubts(results, place):
+            raise DoesNotHold(doubts)
     else:
         if part > 1 or publish:
             raise InputInvalid(
@@ -176,8 +191,8 @@ def run(
             shown_live(wanted, place, running) if live else nullcontext(),
         ):
             results = [reported(wanted, each, running) for each in folders]
-    if faults := [fault for result in results for fault in result["faults"]]:
-        raise DoesNotHold("; ".join(faults))
+        if faults := [fault for result in results for fault in result["faults"]]:
+            raise DoesNotHold("; ".join(faults))
 
 
 def work_through(
@@ -355,7 +370,8 @@ def knee(profile: str, p99_max_s: float, top: float, folder: Path | None, networ
     Confirms, and deliveries where there are consumers. A rate also fails when the load was held back, or
     when the client was the bottleneck; the answer is then the client's knee and says so. Each try has a
     system of its own, so that tries do not affect each other. A rate fails when it failed twice, and the
-    answer has held twice.
+    answer has held twice. A search has about ten tries; each takes the time of PROFILE, and a start of the
+    system, some seconds for each broker. It ends early after three rates at which the load was the limit.
     """
     wanted = profile_of(profile)
     schedule = wanted.load.schedule

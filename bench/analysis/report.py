@@ -14,6 +14,7 @@ from bench.harness.histograms import SECOND_NS
 from bench.harness.parts import CONSUMER, PUBLISHER
 from bench.harness.sampling import CPU_LEAST_S
 from bench.load.profile import Messages
+from bench.load.schedule import Poisson
 from messagebus.recording.manifest import FOLLOWS_NS, follows_until_ns
 from messagebus.terminal import plural
 from reports import charts
@@ -236,11 +237,20 @@ def _about(result: Result) -> str:
     load = profile.load
     return (
         f"brokers: {profile.system.brokers}, publishers: {load.publishers}, consumers: {load.consumers}, "
-        f"window {load.window}, {_sizes(profile.messages)}; {result.measured_s:.3g} s measured after "
-        f"{profile.time.warm_up_s:g} s; {machine['at']}, commit {machine['commit']}, "
+        f"window {load.window}, {_sizes(profile.messages)}; {_intended(result)}{result.measured_s:.3g} s "
+        f"measured after {profile.time.warm_up_s:g} s; {machine['at']}, commit {machine['commit']}, "
         f"{machine['cores']} cores, "
         f"load before {machine['load_before'][0]:g}, after {machine.get('load_after', [0])[0]:g}"
     )
+
+
+def _intended(result: Result) -> str:
+    """Return the rate that a schedule by chance came to, and its mean; "" for any other schedule."""
+    schedule = result.profile.load.schedule
+    if not isinstance(schedule, Poisson):
+        return ""
+    per_s = sum(result.bins("pacing").values()) / result.measured_s
+    return f"intended: {per_s:,.0f}/s (Poisson, {schedule.rate_per_s:,g}/s on average); "
 
 
 def _sizes(messages: Messages) -> str:

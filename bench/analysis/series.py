@@ -63,7 +63,10 @@ def carry_out(
                         shutil.rmtree(folder)
                     found[step.name] = run(step.profile, folder, running)
                     rate = found[step.name]["confirmed_per_s"]
-                    say(f"{step.name}: {rate:,.0f} confirmed a second")
+                    say(
+                        f"{step.name}: {rate:,.0f} confirmed a second; "
+                        f"run {len(found)} of {len(steps)}"
+                    )
     return {step.name: found[step.name] for step in steps}
 
 

@@ -275,6 +275,7 @@ def _cell_step(base: Profile, durability: str, size: int, fan_out: int, rate: in
     places = tuple(f"load{fan_out}/sink{number}" for number in range(fan_out))
     profile = dataclasses.replace(
         base,
+        name=f"{base.name}-{_cell(durability, size, fan_out, rate)}",
         system=dataclasses.replace(base.system, durability=durability),
         messages=dataclasses.replace(
             base.messages, size=size, subscriptions=fan_out, places=places

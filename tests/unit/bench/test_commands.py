@@ -193,6 +193,23 @@ def test_the_figures_of_a_series_have_the_load_before_it_and_the_commit_of_the_r
     assert [(each["commit"], each["load_before"]) for each in kept] == [("0123456789ab+", [0.5])]
 
 
+def test_a_workload_ends_with_how_many_runs_are_not_to_be_trusted_and_with_what_is_next(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = [{"faults": ["late"] * 40}, {"faults": []}, {"faults": ["late"]}]
+    monkeypatch.setattr(commands, "work_through", lambda *_, **__: found)
+    assert main(["run", "capacity", "--dir", str(tmp_path)]) == 7
+    line = capsys.readouterr().err.strip()
+    assert f"2 of 3 runs not to be trusted, see {tmp_path / 'summary.txt'}; next: python" in line
+    assert f"spark capacity --runs {tmp_path} --rate" in line
+    assert main(["run", "seed-s1", "--dir", str(tmp_path)]) == 7
+    assert capsys.readouterr().err.strip().endswith("summary.txt")
+    monkeypatch.setattr(commands, "work_through", lambda *_, **__: found[1:2])
+    assert main(["run", "capacity", "--dir", str(tmp_path)]) == 0
+
+
 @pytest.mark.usefixtures("never")
 @pytest.mark.parametrize("what", [["seed-s1"], ["steady", "--system", "pika"]])
 def test_the_live_job_reads_runs_of_one_profile_on_messagebus_alone(

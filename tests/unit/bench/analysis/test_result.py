@@ -23,6 +23,7 @@ from bench.harness.coordinator import MACHINE, SAMPLES
 from bench.harness.histograms import DIGITS, TOP_NS
 from bench.harness.interface import Outside
 from bench.harness.sampling import Busy, Sample, Usage, save
+from bench.load.schedule import Poisson
 from reports.text import NONE
 from tests.support.results import CLOSED, PROFILE, profile_with, result
 from tests.support.runs import BROKERS, MEASURED_S, WARM_UP_S, Nothing, write_run
@@ -404,6 +405,16 @@ def test_a_load_that_was_late_names_what_all_else_used_of_the_machine(tmp_path: 
     result = gather(tmp_path)
     result.clients = [late]
     assert re.search(r"bottleneck; all else kept 1\.\d\d of 2 cores busy", result.faults[0])
+
+
+def test_a_load_by_chance_says_the_rate_that_was_intended(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    result = gather(tmp_path)
+    assert "Poisson" not in render_text(result)
+    load = dataclasses.replace(result.profile.load, schedule=Poisson(rate_per_s=210.0))
+    result.profile = dataclasses.replace(result.profile, load=load)
+    text = " ".join(render_text(result).split())
+    assert "intended: 200/s (Poisson, 210/s on average); " in text
 
 
 def test_what_is_not_to_be_trusted_says_so_first(tmp_path: Path) -> None:

@@ -115,6 +115,17 @@ def test_what_another_commit_has_measured_is_told(tmp_path: Path, starts: list[i
     assert starts == [3, 2]
 
 
+def test_a_series_says_how_many_runs_it_has_done_of_how_many(
+    tmp_path: Path, starts: list[int]
+) -> None:
+    said: list[str] = []
+    carry_out(STEPS, tmp_path, "127.0.1", run, said.append)
+    assert [line.rpartition("; ")[2] for line in said if "run " in line] == [
+        *("run 1 of 3", "run 2 of 3", "run 3 of 3")
+    ]
+    assert starts
+
+
 def test_whole_rounds_follow_each_other() -> None:
     steps = in_rounds([Step("a", SMALL), Step("b", SMALL)], 3)
     assert [step.name for step in steps] == ["a", "b", "a-2", "b-2", "a-3", "b-3"]
