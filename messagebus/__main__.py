@@ -234,7 +234,9 @@ def _limited(wanted: Wanted, delivery_limit: int | None) -> Wanted:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def brokers(as_json: bool) -> int:
-    """Print the brokers of the consumer list, and nothing about their state: `messagebus top` has that.
+    """Print the brokers of the consumer list.
+
+    Whether they are up is not looked at: `messagebus top` shows that.
 
     \b
     Example:
