@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from bench.clients.messagebus import (
     RECEIVE_MAX,
@@ -28,6 +28,7 @@ from messagebus import (
     AsyncConsumer,
     AsyncPublisher,
     Consumer,
+    Dedup,
     Delivery,
     Hooks,
     Message,
@@ -36,6 +37,10 @@ from messagebus import (
     Publisher,
     PublisherConfig,
 )
+from messagebus.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 SUBMIT_SLICE, SEND_MANY_SLICE = 10_000, 50_000
 RECEIVE_S = 30.0
@@ -63,16 +68,23 @@ def check(ends: Iterable[Published]) -> None:
 
 
 def _hooks(task: Task) -> list[Hooks]:
-    """Return hooks for OpenTelemetry with its SDK, as in an application; spans are exported nowhere."""
-    if not task.traced:
+    """Return hooks for OpenTelemetry with its SDK, as in an application."""
+    if not task.traced or task.way == "run_span":
         return []
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    from messagebus.telemetry.otel import OpenTelemetry
+
+    meters = MeterProvider(metric_readers=[InMemoryMetricReader()])
+    return [OpenTelemetry(tracer_provider=_tracers(task), meter_provider=meters)]
+
+
+def _tracers(task: Task) -> TracerProvider:
+    """Return a provider of the SDK whose spans are exported nowhere."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
-
-    from messagebus.telemetry.otel import OpenTelemetry
 
     class Nowhere(SpanExporter):
         def export(self, spans: object) -> SpanExportResult:
@@ -80,8 +92,7 @@ def _hooks(task: Task) -> list[Hooks]:
 
     tracers = TracerProvider(sampler=ParentBasedTraceIdRatio(task.traced))
     tracers.add_span_processor(BatchSpanProcessor(Nowhere()))
-    meters = MeterProvider(metric_readers=[InMemoryMetricReader()])
-    return [OpenTelemetry(tracer_provider=tracers, meter_provider=meters)]
+    return tracers
 
 
 def content_of(task: Task) -> Content:
@@ -161,6 +172,7 @@ def _consumer(task: Task, hooks: Iterable[Hooks] = ()) -> AsyncConsumer:
         subscription=task.subscription,
         config=config,
         hooks=[*hooks],
+        dedup=Dedup(MemoryStore()) if task.way == "receive_dedup" else None,
     )
 
 
@@ -190,7 +202,7 @@ async def _receive(task: Task) -> Turn:
             while (left := goal - len(seen)) > 0:
                 _acknowledge(consumer, seen, await consumer.receive_many(min(left, RECEIVE_MAX)))
 
-        return await timed(task, take if task.way == "receive" else take_many)
+        return await timed(task, take_many if task.way == "receive_many" else take)
 
 
 async def _receive_blocking(task: Task) -> Turn:
@@ -249,7 +261,17 @@ async def _run(task: Task) -> Turn:
     def handle_in_thread(delivery: Delivery) -> None:
         handled.saw(delivery.message_id)
 
-    handler = handle_in_thread if task.way == "run_threads" else handle
+    handler: Callable[[Delivery], object] = handle
+    if task.way == "run_threads":
+        handler = handle_in_thread
+    if task.way == "run_span":
+        tracer = _tracers(task).get_tracer(__name__)
+
+        async def handle_in_span(delivery: Delivery) -> None:
+            with tracer.start_as_current_span("process", attributes={"id": delivery.message_id}):
+                handled.saw(delivery.message_id)
+
+        handler = handle_in_span
     async with _consumer(task, _hooks(task)) as consumer:
         running = asyncio.create_task(consumer.run(handler, concurrency=1))
         found = await timed(task, handled.more)
@@ -284,11 +306,13 @@ WAYS: Mapping[str, Callable[[Task], Awaitable[Turn]]] = {
     "submit_blocking": partial(_publish_blocking, _submit_blocking),
     "send_safe": partial(_publish_blocking, _send_safe),
     "receive": _receive,
+    "receive_dedup": _receive,
     "receive_many": _receive,
     "receive_blocking": _receive_blocking,
     "receive_many_blocking": _receive_blocking,
     "run": _run,
     "run_threads": _run,
+    "run_span": _run,
     "app": _app,
     "app_typed": _app,
 }

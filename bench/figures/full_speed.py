@@ -35,26 +35,23 @@ Turns = Mapping[str, Sequence[Turn]]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A client with its task, and the figures of its rate and its CPU time.
+    """A client with its task, and the figures of its rate and its CPU time: without goals, for each machine
+    has others.
 
-    name: among the lines of its table. id: the beginning of the figures' ids, after the table's. rate, cpu:
-    goals, at least and at most.
+    name: among the lines of its table. id: the beginning of the figures' ids, after the table's.
     """
 
     name: str
     id: str
     what: str
     task: Task
-    rate: float | None = None
-    cpu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """A figure of one line against another: the ratio of the rates, or of CPU times, or their difference.
+    """A figure of one line against another: the ratio of the rates, or of the CPU times of a message.
 
-    line, other: their names. of_cpu: "", "difference" or "ratio". goal: at least of the rates' ratio, else at
-    most.
+    line, other: their names. goal: at least of the rates, at most of the CPU times.
     """
 
     line: str
@@ -62,7 +59,7 @@ class Against:
     id: str
     what: str
     goal: float | None = None
-    of_cpu: str = ""
+    of_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +74,20 @@ class Table:
         make = Maker(name, repeat)
         for line in (line for line in self.lines if line.name in turns):
             rates = [turn.rate_per_s for turn in turns[line.name]]
-            goal = None if line.rate is None else (at_least, line.rate)
-            yield make(f"{line.id}rate", line.what, rates, "messages/s", goal)
+            yield make(f"{line.id}rate", line.what, rates, "messages/s")
             what = f"{line.what}: CPU time of the client process per message"
             costs = [turn.cpu_us for turn in turns[line.name]]
-            goal = None if line.cpu is None else (at_most, line.cpu)
-            yield make(f"{line.id}cpu_us", what, costs, "us", goal)
+            yield make(f"{line.id}cpu_us", what, costs, "us")
         for each in self.against:
             if each.line in turns and each.other in turns:
                 pairs = list(zip(turns[each.line], turns[each.other], strict=True))
-                unit = "us" if each.of_cpu == "difference" else "times"
                 bound = at_most if each.of_cpu else at_least
-                found = [_compared(a, b, each.of_cpu) for a, b in pairs]
+                found = [
+                    a.cpu_us / b.cpu_us if each.of_cpu else a.rate_per_s / b.rate_per_s
+                    for a, b in pairs
+                ]
                 goal = None if each.goal is None else (bound, each.goal)
-                yield make(each.id, each.what, found, unit, goal)
-
-
-def _compared(turn: Turn, other: Turn, of_cpu: str) -> float:
-    match of_cpu:
-        case "difference":
-            return turn.cpu_us - other.cpu_us
-        case "ratio":
-            return turn.cpu_us / other.cpu_us
-        case _:
-            return turn.rate_per_s / other.rate_per_s
+                yield make(each.id, each.what, found, "times", goal)
 
 
 def group(

@@ -21,6 +21,7 @@ from typing import Any
 
 from bench.environment import CHECKOUT, LOAD_MAX, calm, commit, has_history
 from bench.errors import InputInvalid
+from bench.figures import chart
 from bench.figures.figure import Figure
 from messagebus.files import replace_file
 
@@ -266,16 +267,39 @@ BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 NAMED = re.compile(r"(<!-- figure (\S+) -->).*?(<!-- / -->)", re.DOTALL)
 HEAD = ("| | value | goal | measured |", "|---|---|---|---|")
 HEAD_SHORT = ("| | value | measured |", "|---|---|---|")
+PUBLISH = "client.publish.w1000.send_many"
 # The README's rows, in this order: ratios where another system was measured by turns.
 FIRST = {
-    "client.publish.w1000.send_many.ratio_perf_test": "Confirmed publishes of 1 KB: times Java PerfTest's",
-    "client.publish.w1000.send_many.ratio_aio_pika": "... times aio-pika's",
-    "client.consume.ratio_perf_test": "Received and acked one by one, 1 KB: times Java PerfTest's",
-    "measure.latency_matrix.1024.confirm_p50_ms": "Publish to confirm at 3,000/s of 1 KB: median",
-    "measure.latency_matrix.1024.confirm_p99.9_ms": "... 99.9 %",
+    f"{PUBLISH}.ratio_perf_test": "Confirmed publishes of 1 KB: rate, times Java PerfTest's",
+    f"{PUBLISH}.ratio_pika_async": "... times pika's",
+    f"{PUBLISH}.ratio_aio_pika": "... times aio-pika's",
+    f"{PUBLISH}.cpu_ratio_pika_async": "... CPU time of the client, times pika's",
+    "client.consume.ratio_perf_test": "Received and acked one by one, 1 KB: rate, times Java PerfTest's",
+    "client.consume.ratio_aio_pika": "... times aio-pika's",
+    "client.consume.cpu_ratio_pika_async": "... CPU time of the client, times pika's",
     "client.gap.kill_s": "A broker is killed: longest time of its publishers without a confirm",
-    "client.gap.freeze_s": "A broker freezes: the same",
-    "client.gap.lost": "Confirmed messages lost in 200 such events, compared by id",
+    "client.gap.lost": "Confirmed messages lost in 200 kills, freezes and other faults, compared by id",
+}
+CHART = Path("docs", "images", "figures.svg")  # beside the README
+CHART_TITLE = "messagebus beside other clients of one RabbitMQ; 1 x is the other client"
+# Title -> figure -> the other client.
+CHART_ROWS = {
+    "Confirmed publishes of 1 KB a second": {
+        f"{PUBLISH}.ratio_kombu": "kombu",
+        f"{PUBLISH}.ratio_pika_blocking": "pika's BlockingConnection",
+        f"{PUBLISH}.ratio_aio_pika": "aio-pika",
+        f"{PUBLISH}.ratio_pika_async": "pika's SelectConnection",
+        f"{PUBLISH}.ratio_perf_test": "Java PerfTest",
+    },
+    "Messages of 1 KB received and acked a second": {
+        "client.consume.ratio_aio_pika": "aio-pika",
+        "client.consume.ratio_pika_async": "pika's SelectConnection",
+        "client.consume.ratio_perf_test": "Java PerfTest",
+    },
+    "CPU time of the client for each: less is better": {
+        f"{PUBLISH}.cpu_ratio_pika_async": "publish: pika",
+        "client.consume.cpu_ratio_pika_async": "receive: pika",
+    },
 }
 _PEERS = (
     *("messagebus_1_fsync", "pika_1_fsync", "aio_pika_1_fsync", "kafka_1_fsync"),
@@ -285,14 +309,12 @@ _PEERS = (
 ROWS_MAX = 60
 MORE = {
     "Publishing and consuming": (
-        *(
-            f"client.publish.w1000.send_many.{each}"
-            for each in ("rate", "cpu_us", "ratio_pika_async", "ratio_kombu")
-        ),
+        *(f"{PUBLISH}.{each}" for each in ("rate", "cpu_us", "ratio_pika_blocking", "ratio_kombu")),
+        *(f"measure.latency_matrix.1024.confirm_{each}_ms" for each in ("p50", "p99.9")),
         *("client.publish.w50.rate", "client.threads.64.rate", "client.redundant.send_many.ratio"),
-        *(f"client.consume.{each}" for each in ("rate", "cpu_us", "many_rate", "ratio_aio_pika")),
+        *(f"client.consume.{each}" for each in ("rate", "cpu_us", "many_rate")),
         *("client.batch.publish.50x200.rate", "client.batch.consume.50x200.rate"),
-        *("client.handlers.app_more_us", "client.mesh.consumer_mb"),
+        *("client.handlers.app_ratio", "client.mesh.consumer_mb"),
     ),
     "Other systems, by turns": (
         *(f"measure.peers.{each}.rate" for each in _PEERS),
@@ -300,12 +322,18 @@ MORE = {
         "measure.seed_s2.n3_w50.confirmed_ratio",
     ),
     "Faults and operations": (
-        *("client.gap.alarm_s", "ops.remove.gap_s", "ops.add.gap_s", "ops.add.attach_s"),
+        *(
+            "client.gap.freeze_s",
+            "client.gap.alarm_s",
+            "ops.remove.gap_s",
+            "ops.add.gap_s",
+            "ops.add.attach_s",
+        ),
         *("ops.restart.gap_s", "ops.reload.gap_s", "ops.replace.s", "ops.lost"),
         *("ops.failover.serving_s", "ops.failover.resync_s"),
     ),
     "Features": (
-        *("feature.order.added_us", "feature.dedup.memory_us"),
+        *("feature.order.added_us", "client.consume.dedup_cpu_ratio"),
         *("feature.dedup.redis_rate", "feature.spool.accept_rate", "feature.outbox.relay_rate"),
         *("feature.outbox.notified_ms", "feature.replay.rate", "feature.recorder.publish_us"),
     ),
@@ -323,7 +351,7 @@ MORE = {
 def update(
     results: Path = RESULTS, readme: Path = README, pages: Iterable[Path] = PAGES
 ) -> Results:
-    """Write the figures of a file into the README, into other pages, and into README.md beside the file.
+    """Write the figures of a file into the README, its chart, other pages, and README.md beside the file.
 
     Raises InputInvalid when there are no markers in the README, or for a figure that the file has not.
     """
@@ -336,6 +364,8 @@ def update(
     table = "\n".join(in_short(found))
     written[readme] = named(f"{head}{BEGIN}\n{table}\n{END}{tail}", found)
     written[results.with_name("README.md")] = "\n".join(page_of(found)) + "\n"
+    (picture := readme.parent / CHART).parent.mkdir(parents=True, exist_ok=True)
+    written[picture] = chart.ratios([*bars(found)], CHART_TITLE)
     for page, content in written.items():
         page.write_text(content)
     return found
@@ -352,6 +382,15 @@ def in_short(results: Results) -> list[str]:
     """Return the README's table. Goals, and what else was measured, are on the page beside the file."""
     rows = [results.short_row(id, words) for id, words in FIRST.items() if id in results.figures]
     return [*HEAD_SHORT, *rows]
+
+
+def bars(results: Results) -> Iterator[chart.Bar]:
+    """Yield the bars of the README's chart."""
+    for title, rows in CHART_ROWS.items():
+        for id, other in rows.items():
+            if figure := results.figures.get(id):
+                less = "cpu_ratio" in id
+                yield chart.Bar(title, other, figure.value, figure.between, less_is_better=less)
 
 
 def goals_met(results: Results) -> str:

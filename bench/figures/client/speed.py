@@ -8,6 +8,7 @@ their interface allows it; aio-pika has no other way than to answer each by itse
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,14 +23,15 @@ AIO_PIKA_WINDOW = 500
 PERF_TEST_SENDS_S = 8.0
 # Way -> the part of the ids after the window.
 WAYS = {"submit": "", "send_many": "send_many."}
-CPU_GOALS_US = {1000: 4.0, 50: 6.0}
-# Peer -> window -> the wanted ratio of our rate to the peer's.
+# Window -> way -> the wanted ratio of our CPU time a message to that of pika's asynchronous adapter.
+CPU_GOALS = {1000: {"submit": 0.22, "send_many": 0.16}, 50: {"submit": 0.35, "send_many": 0.35}}
+# Peer -> window -> the wanted ratio of our rate to the peer's. With the quick ones the broker is the limit.
 RATIO_GOALS: dict[str, dict[int, float]] = {
     "perf_test": {1000: 1.0, 50: 1.0},
-    "pika_async": {50: 1.5},
-    "pika_blocking": {1000: 20.0},
-    "aio_pika": {1000: 8.0},
-    "kombu": {},
+    "pika_async": {50: 1.25},
+    "pika_blocking": {1000: 15.0},
+    "aio_pika": {1000: 2.5},
+    "kombu": {1000: 15.0},
 }
 # Peers with a window of their own, independent of ours.
 OF_ANY_WINDOW = {
@@ -47,19 +49,19 @@ def publish(task: Task, setup: Setup) -> Table:
     table = Table()
 
     def line(name: str, id: str, what: str, messages: int, **options: Any) -> Line:
-        cpu = options.pop("cpu", None)
         task_of = replace(sized(task, setup, messages), **options)
-        table.lines.append(Line(name, id, what, task_of, cpu=cpu))
+        table.lines.append(Line(name, id, what, task_of))
         return table.lines[-1]
 
     loop, ours = best_loop(), []
     of: dict[str, Any]
-    for window, goal in CPU_GOALS_US.items():
+    for window, cpu_goals in CPU_GOALS.items():
         at, said = f"w{window}", f"Safe publishes of 1 KB, window {window}"
         for way, infix in WAYS.items():
             what, of = f"{said}, AsyncPublisher.{way}", {"window": window, "way": way}
-            one = line(f"{at}.{way}", f"{at}.{infix}", what, SENT, loop=loop, cpu=goal, **of)
+            one = line(f"{at}.{way}", f"{at}.{infix}", what, SENT, loop=loop, **of)
             ours.append((window, one))
+            table.against.append(_cpu_beside_pika(one, f"{at}.pika_async", cpu_goals[way]))
         what, of = f"{said}, blocking submit", {"window": window, "way": "submit_blocking"}
         line(f"{at}.blocking", f"{at}.blocking_", what, SENT, **of)
         said, of = f"{WINDOW_PEERS['pika_async']}, window {window}", {"window": window}
@@ -81,6 +83,11 @@ def publish(task: Task, setup: Setup) -> Table:
     return table
 
 
+def _cpu_beside_pika(line: Line, pika: str, goal: float) -> Against:
+    what = f"{line.what}: CPU time of the client, of that of {WINDOW_PEERS['pika_async']}"
+    return Against(line.name, pika, f"{line.id}cpu_ratio_pika_async", what, goal, of_cpu=True)
+
+
 def threads(task: Task, setup: Setup) -> Table:
     """`Publisher.send_safe` from several threads at once, which share one window."""
     table, sending = Table(), replace(task, way="send_safe", window=1000)
@@ -96,21 +103,31 @@ def threads(task: Task, setup: Setup) -> Table:
 
 
 class Size(NamedTuple):
-    """Batches of `batch` messages of body_bytes. messages, unbatched: of a turn. The rest are goals."""
+    """Batches of `batch` messages of body_bytes. messages, unbatched: of a turn.
+
+    ratio, cpu: verb -> the wanted ratio to the rate of unbatched ones, and to pika's CPU time for one.
+    """
 
     name: str
     batch: int
     body_bytes: int
     messages: int
     unbatched: int
-    ratio: float
-    rate: float | None = None
-    cpu: float | None = None
+    ratio: Mapping[str, float]
+    cpu: Mapping[str, float]
 
 
 SIZES = (
-    Size("50x200", 50, 200, 600_000, 60_000, ratio=8.0, rate=200_000.0, cpu=2.0),
-    Size("16x1k", 16, 1024, 150_000, 60_000, ratio=2.5),
+    Size(
+        *("50x200", 50, 200, 600_000, 60_000),
+        ratio={"publish": 8.0, "consume": 2.0},
+        cpu={"publish": 0.1, "consume": 0.25},
+    ),
+    Size(
+        *("16x1k", 16, 1024, 150_000, 60_000),
+        ratio={"publish": 2.5, "consume": 1.5},
+        cpu={"publish": 0.15, "consume": 0.3},
+    ),
 )
 # Publishes in the window, and batches that a broker may have under way to a consumer.
 BATCHES, PREFETCH, UNBATCHED_WINDOW = 50, 200, 1000
@@ -133,11 +150,18 @@ def batch(task: Task, setup: Setup) -> Table:
             packed = replace(sized(common, setup, size.messages), batch=size.batch, window=window)
             single = replace(sized(common, setup, size.unbatched), window=UNBATCHED_WINDOW)
             alone = f"{name}.unbatched"
-            table.lines.append(Line(name, f"{name}.", what, packed, size.rate, size.cpu))
-            table.lines.append(Line(alone, f"{alone}_", f"{said}, unbatched", single))
+            pika, by_hand = f"{name}.pika_async", f"{said}, {WINDOW_PEERS['pika_async']}"
+            other = replace(sized(common, setup, PIKA), system="pika", window=UNBATCHED_WINDOW)
+            ours = Line(name, f"{name}.", what, packed)
+            unbatched = Line(alone, f"{alone}_", f"{said}, unbatched", single)
+            table.lines.extend((ours, unbatched, Line(pika, f"{pika}_", by_hand, other)))
             ratio = f"{what}: how many times as fast as unbatched"
-            table.against.append(Against(name, alone, f"{name}.ratio", ratio, size.ratio))
+            table.against.append(Against(name, alone, f"{name}.ratio", ratio, size.ratio[verb]))
+            table.against.append(_cpu_beside_pika(ours, pika, size.cpu[verb]))
     return table
+
+
+CPU_GOAL_REDUNDANT = 2.5  # two publishes and two confirms, and what pairs them
 
 
 def redundant(task: Task, setup: Setup) -> Table:
@@ -152,8 +176,8 @@ def redundant(task: Task, setup: Setup) -> Table:
         table.lines.append(Line(f"{way}.once", f"{infix}plain_", what, once))
         table.lines.append(Line(f"{way}.twice", infix, both, twice))
         for of_cpu, name, said, goal in (
-            ("", "ratio", "how many times as fast as on one broker", 0.45),
-            ("ratio", "cpu_ratio", "CPU time of the client against one broker", 1.6),
+            (False, "ratio", "how many times as fast as on one broker", 0.45),
+            (True, "cpu_ratio", "CPU time of the client against one broker", CPU_GOAL_REDUNDANT),
         ):
             one, other, id = f"{way}.twice", f"{way}.once", f"{infix}{name}"
             table.against.append(Against(one, other, id, f"{both}: {said}", goal, of_cpu))
@@ -162,17 +186,19 @@ def redundant(task: Task, setup: Setup) -> Table:
 
 WINDOW = 1000
 WHAT = "Received and acked, 1 KB"
-# Line -> way, the rest of its description, CPU goal in us.
+# Line -> way, the rest of its description.
 OURS = {
-    "ours": ("receive", "AsyncConsumer", 5.0),
-    "many": ("receive_many", "AsyncConsumer.receive_many", None),
-    "blocking": ("receive_blocking", "blocking Consumer", None),
-    "blocking_many": ("receive_many_blocking", "blocking Consumer.receive_many", None),
+    "ours": ("receive", "AsyncConsumer"),
+    "dedup": ("receive_dedup", "AsyncConsumer with deduplication in memory"),
+    "many": ("receive_many", "AsyncConsumer.receive_many"),
+    "blocking": ("receive_blocking", "blocking Consumer"),
+    "blocking_many": ("receive_many_blocking", "blocking Consumer.receive_many"),
 }
+CPU_GOAL_CONSUME, CPU_GOAL_DEDUP = 0.2, 1.6
 # Line -> system, its description, messages of a turn, the wanted ratio of our rate to its rate. PerfTest runs
 # for a given time; its number makes the queue last for some seconds after its warm-up.
 PEERS = {
-    "pika_async": ("pika", "pika's asynchronous adapter by hand", 60_000, 2.0),
+    "pika_async": ("pika", "pika's asynchronous adapter by hand", 60_000, None),
     "aio_pika": ("aio-pika", "aio-pika", 20_000, 5.0),
     "perf_test": ("perf-test", "Java PerfTest", 400_000, 1.0),
 }
@@ -182,11 +208,11 @@ MESSAGES, PERF_TEST_S = 100_000, 6.0
 def consume(task: Task, setup: Setup) -> Table:
     """Every client with the same window, from a quorum queue at one broker."""
     task, table = replace(task, verb="consume", window=WINDOW), Table()
-    for name, (way, what, cpu) in OURS.items():
+    for name, (way, what) in OURS.items():
         loop = "asyncio" if name.startswith("blocking") else best_loop()
         made = replace(sized(task, setup, MESSAGES), way=way, loop=loop)
         id, what = "" if name == "ours" else f"{name}_", f"{WHAT}, {what}"
-        table.lines.append(Line(name, id, what, made, cpu=cpu))
+        table.lines.append(Line(name, id, what, made))
     for name, (system, what, messages, goal) in PEERS.items():
         made = replace(sized(task, setup, messages), system=system)
         if name == "aio_pika":
@@ -197,25 +223,35 @@ def consume(task: Task, setup: Setup) -> Table:
         table.lines.append(Line(name, f"{name}_", what, made))
         ratio = f"{table.lines[0].what}: how many times as fast as {what}"
         table.against.append(Against("ours", name, f"ratio_{name}", ratio, goal))
+    table.against.append(_cpu_beside_pika(table.lines[0], "pika_async", CPU_GOAL_CONSUME))
+    what = f"{WHAT}, {OURS['dedup'][1]}: CPU time of the client, of that without"
+    goal = CPU_GOAL_DEDUP
+    table.against.append(Against("dedup", "ours", "dedup_cpu_ratio", what, goal, of_cpu=True))
     return table
 
 
 RUN, APP = "AsyncConsumer.run", "@app.subscriber"
 FEW = 0.01
-# Line -> way, its description, the part of the messages that is traced, goal of what it adds in us.
+# Line -> way, its description, the part of the messages that is traced.
 HANDLERS = {
-    "run": ("run", f"{RUN} with a coroutine function", 0, 3.0),
-    "run_threads": ("run_threads", f"{RUN} with a plain function in a thread", 0, None),
-    "app": ("app", f"{APP}, the payload as bytes", 0, 10.0),
-    "app_typed": ("app_typed", f"{APP}, 1 KB of JSON as a dataclass", 0, None),
-    "run_otel": ("run", f"{RUN} with OpenTelemetry on, every message traced", 1, 30.0),
-    "run_otel_few": (
-        "run",
-        f"{RUN} with OpenTelemetry on, one message in a hundred traced",
-        FEW,
-        30.0,
+    "run": ("run", f"{RUN} with a coroutine function", 0),
+    "run_threads": ("run_threads", f"{RUN} with a plain function in a thread", 0),
+    "app": ("app", f"{APP}, the payload as bytes", 0),
+    "app_typed": ("app_typed", f"{APP}, 1 KB of JSON as a dataclass", 0),
+    "run_span": (
+        "run_span",
+        f"{RUN} with a function that makes one span of OpenTelemetry's SDK",
+        1,
     ),
-    "app_otel": ("app", f"{APP} with OpenTelemetry on, every message traced", 1, None),
+    "run_otel": ("run", f"{RUN} with OpenTelemetry on, every message traced", 1),
+    "run_otel_few": ("run", f"{RUN} with OpenTelemetry on, one message in a hundred traced", FEW),
+    "app_otel": ("app", f"{APP} with OpenTelemetry on, every message traced", 1),
+}
+# Line -> the other, how that is called, and the wanted ratio of the CPU times.
+HANDLERS_GOALS = {
+    "run": ("receive", "a loop over AsyncConsumer", 1.25),
+    "app": ("receive", "a loop over AsyncConsumer", 1.25),
+    "run_otel": ("run_span", "a function that makes one span of the SDK itself", 1.2),
 }
 HANDLED = 60_000
 
@@ -226,11 +262,10 @@ def handlers(task: Task, setup: Setup) -> Table:
     plain = replace(sized(consuming, setup, HANDLED), way="receive")
     what = f"{WHAT}, a loop over AsyncConsumer"
     table = Table([Line("receive", "receive_", what, plain)])
-    for name, (way, what, traced, goal) in HANDLERS.items():
+    for name, (way, what, traced) in HANDLERS.items():
         made = replace(plain, way=way, traced=traced)
         table.lines.append(Line(name, f"{name}_", what, made))
-        more = f"{what}: CPU time on top of the loop, per message"
-        table.against.append(
-            Against(name, "receive", f"{name}_more_us", more, goal, of_cpu="difference")
-        )
+    for name, (other, called, goal) in HANDLERS_GOALS.items():
+        what = f"{HANDLERS[name][1]}: CPU time a message, of that of {called}"
+        table.against.append(Against(name, other, f"{name}_ratio", what, goal, of_cpu=True))
     return table

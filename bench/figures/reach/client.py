@@ -31,7 +31,8 @@ TOPIC, SUBSCRIPTION = "reach", "sink"
 BROKERS, TOPICS = (1, 4, 16, 64), (1, 50, 500)
 MESSAGES, WARM_UP, WINDOW, SLICE, BODY_BYTES = 40_000, 4_000, 1_000, 10_000, 1_024
 ANSWER_WITHIN_S, START_S, RECEIVE_S = 240.0, 120.0, 60.0
-GOAL = 1.05
+# A read of a socket, and a write of acks, bring fewer messages from each of many brokers.
+GOALS = {"consume": 2.0, "publish": 1.5}
 
 
 def client_figures(setup: Setup) -> Iterator[Figure]:
@@ -54,7 +55,7 @@ def client_figures(setup: Setup) -> Iterator[Figure]:
             if size > 1:
                 ratios = [many / one for many, one in zip(costs[verb, size], of_one, strict=True)]
                 told = f"{said}: CPU time of the client, against one"
-                yield make(f"{id}ratio", told, ratios, "times", (at_most, GOAL))
+                yield make(f"{id}ratio", told, ratios, "times", (at_most, GOALS[verb]))
 
 
 def _turn(verb: str, size: int, messages: int) -> float:
