@@ -17,7 +17,7 @@ from bench import options
 from bench.environment import describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures import audit, feature_costs, gateway, playbooks
-from bench.figures.client import confirm_gaps, mesh, speed
+from bench.figures.client import confirm_gaps, latency, mesh, speed
 from bench.figures.figure import Figure, figures_table
 from bench.figures.full_speed import group
 from bench.figures.groups import BEHIND_HAPROXY, DEFAULT_REPEAT, Clusters, Group, Setup
@@ -35,6 +35,7 @@ GROUPS = (
     group("client.threads", speed.threads),
     group("client.handlers", speed.handlers),
     group("client.redundant", speed.redundant, brokers=3, path=BEHIND_HAPROXY),
+    latency.GROUP,
     mesh.GROUP,
     *feature_costs.GROUPS,
     gateway.GROUP,

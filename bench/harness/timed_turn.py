@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from bench.errors import BenchError
 from bench.harness.interface import FullSpeed, Sender, Where, receiver, sender
@@ -30,6 +31,7 @@ from bench.load.profile import Load, Messages, Profile, System, Time
 from bench.load.schedule import Closed
 from bench.load.systems import SYSTEMS
 
+T = TypeVar("T")
 COMMAND = (sys.executable, "-c", "from bench.harness.timed_turn import main; main()")
 # A turn that takes longer is ended with an error.
 TURN_WITHIN_S = 600.0
@@ -124,7 +126,7 @@ def main() -> None:
         print(to_json(runner.run(within(take(task)))))
 
 
-async def within(taken: Awaitable[Turn]) -> Turn:
+async def within(taken: Awaitable[T]) -> T:
     """Wait for a turn. Raises BenchError when it does not end."""
     try:
         return await asyncio.wait_for(taken, TURN_WITHIN_S)
