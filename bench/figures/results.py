@@ -277,6 +277,7 @@ FIRST = {
     "client.consume.ratio_perf_test": "Received and acked one by one, 1 KB: rate, times Java PerfTest's",
     "client.consume.ratio_aio_pika": "... times aio-pika's",
     "client.consume.cpu_ratio_pika_async": "... CPU time of the client, times pika's",
+    "client.latency.confirm_p99_ratio": "At half of the broker's rate: p99 until confirmed, times pika's",
     "client.gap.kill_s": "A broker is killed: longest time of its publishers without a confirm",
     "client.gap.lost": "Confirmed messages lost in 200 kills, freezes and other faults, compared by id",
 }
@@ -310,7 +311,7 @@ ROWS_MAX = 60
 MORE = {
     "Publishing and consuming": (
         *(f"{PUBLISH}.{each}" for each in ("rate", "cpu_us", "ratio_pika_blocking", "ratio_kombu")),
-        *(f"measure.latency_matrix.1024.confirm_{each}_ms" for each in ("p50", "p99.9")),
+        *(f"client.latency.{each}_ms" for each in ("confirm_p50", "confirm_p99", "receipt_p99")),
         *("client.publish.w50.rate", "client.threads.64.rate", "client.redundant.send_many.ratio"),
         *(f"client.consume.{each}" for each in ("rate", "cpu_us", "many_rate")),
         *("client.batch.publish.50x200.rate", "client.batch.consume.50x200.rate"),
