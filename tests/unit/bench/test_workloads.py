@@ -197,7 +197,7 @@ def test_every_part_of_the_harness_has_a_cost() -> None:
     assert min(found.values()) > 0
 
 
-def test_what_is_promised_is_the_whole_of_a_message() -> None:
+def test_the_whole_of_a_message_is_the_sum_of_its_parts_and_no_machine_s_us_is_a_goal() -> None:
     found = {
         each.id: each
         for each in figures(
@@ -205,12 +205,8 @@ def test_what_is_promised_is_the_whole_of_a_message() -> None:
         )
     }
     whole = found["measure.overhead.message_us"]
-    assert (whole.value, whole.samples, whole.goal, whole.met) == (
-        *(3.0, (3.0, 4.0, 2.5)),
-        *("<= 3 us", False),
-    )
-    assert found["measure.overhead.publish_us"].goal == ""
-    assert found["measure.overhead.consume_us"].met is None
+    assert (whole.value, whole.samples) == (3.0, (3.0, 4.0, 2.5))
+    assert not [each.id for each in found.values() if each.goal]
 
 
 TRIES_MAX = 60
