@@ -125,8 +125,8 @@ async def _published(sending: Sender, task: Task, rate: float, due_ns: list[int]
     began_ns = time.monotonic_ns()
     with Alarm() as alarm:
         for sequence in range(count):
+            await sending.room()
             if not rate:
-                await sending.room()
                 due_ns.append(time.monotonic_ns())
             else:
                 due_ns.append(began_ns + int(sequence / rate * NS_PER_S))
