@@ -310,7 +310,7 @@ _PEERS = (
 ROWS_MAX = 60
 MORE = {
     "Publishing and consuming": (
-        *(f"{PUBLISH}.{each}" for each in ("rate", "cpu_us", "ratio_pika_blocking", "ratio_kombu")),
+        *(f"{PUBLISH}.{each}" for each in ("rate", "cpu_us", "ratio_kombu")),
         *(f"client.latency.{each}_ms" for each in ("confirm_p50", "confirm_p99", "receipt_p99")),
         *("client.publish.w50.rate", "client.threads.64.rate", "client.redundant.send_many.ratio"),
         *(f"client.consume.{each}" for each in ("rate", "cpu_us", "many_rate")),
@@ -325,13 +325,12 @@ MORE = {
     "Faults and operations": (
         *(
             "client.gap.freeze_s",
-            "client.gap.alarm_s",
             "ops.remove.gap_s",
             "ops.add.gap_s",
             "ops.add.attach_s",
         ),
         *("ops.restart.gap_s", "ops.reload.gap_s", "ops.replace.s", "ops.lost"),
-        *("ops.failover.serving_s", "ops.failover.resync_s"),
+        *("ops.failover.serving_s"),
     ),
     "Features": (
         *("feature.order.added_us", "client.consume.dedup_cpu_ratio"),
