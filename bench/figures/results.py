@@ -330,7 +330,7 @@ MORE = {
             "ops.add.attach_s",
         ),
         *("ops.restart.gap_s", "ops.reload.gap_s", "ops.replace.s", "ops.lost"),
-        *("ops.failover.serving_s"),
+        "ops.failover.serving_s",
     ),
     "Features": (
         *("feature.order.added_us", "client.consume.dedup_cpu_ratio"),
