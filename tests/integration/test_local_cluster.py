@@ -143,7 +143,7 @@ def test_a_cluster_that_was_stopped_comes_back_with_its_data_and_leaves_nothing_
 def test_a_cluster_keeps_the_programs_that_it_was_made_with(tmp_path: Path) -> None:
     made = Layout(dir=tmp_path, numbers=(1,), root=Path("/roots/sid"))
     (tmp_path / "cluster.json").write_text(made.to_json())
-    with pytest.raises(LocalFault, match="are those in /roots/sid; take another folder"):
+    with pytest.raises(LocalFault, match="has its programs in /roots/sid; take another folder"):
         LocalCluster(tmp_path, root=Path("/")).up()
 
 

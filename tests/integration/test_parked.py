@@ -344,9 +344,8 @@ def test_a_redrive_into_a_deleted_queue_is_told_and_loses_nothing(
     done = run("redrive", name, "--yes")
     place = f"{name} on {cluster.node('mb2').broker}"
     assert (done.returncode, done.stdout) == (3, "redriven 0\n")
-    assert (
-        done.stderr == f"messagebus: {place}: mb.sub/{topic}/all is not there any more: deleted?\n"
-    )
+    told = f"messagebus: {place}: mb.sub/{topic}/all is not there any more: deleted?"
+    assert done.stderr.startswith(told)
     shown = read_parked(bus, [name]).messages
     assert [each.message_id for each in shown] == ["m1", "m2"]
     strange = run("redrive", f"{topic}/nobody", "--yes")

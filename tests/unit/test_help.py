@@ -202,7 +202,7 @@ def typed(argument: click.Parameter) -> str:
 
 
 # What a command looks at before its inventory.
-MORE_WORDS = {
+MORE_WORDS: dict[tuple[str, ...], list[str]] = {
     ("drbd", "rate"): ["mb1", "40M"],
     ("drbd", "thaw"): ["mb1", "--dead", "a"],
     ("quota", "set"): ["orders/billing", "--messages", "5"],
