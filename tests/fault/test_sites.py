@@ -65,7 +65,9 @@ def test_both_sites_have_every_message_though_both_lines_are_cut_in_turn_and_for
         sites = FakeSites("ab", ("ab", "ba"), tmp_path, stack)
         sites.turns(some=SOME, many=MANY)
         assert_none_lost(sites, sites.ids(), doubles_max=4 * (MANY + 4 * SOME))
-        assert all("had been there" in sites.stop(line) for line in ("ab", "ba"))
+        # Each forwarder counts since its last start: one that came back late may have turned none away.
+        said = [sites.stop(line) for line in ("ab", "ba")]
+        assert any("had been there" in each for each in said)
 
 
 @pytest.mark.guarantee("forward-loops-end")

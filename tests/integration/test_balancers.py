@@ -170,6 +170,7 @@ def test_a_balancer_that_comes_back_with_what_it_knew_sends_nobody_to_a_broker_t
     for front in read.more:
         prepare_start(read.at(front))
         rig.launch(read.at(front))
+        rig.wait(read.at(front), within_s=60, mb1="up", mb2="up")
     drained = lb(rig, "drain", "mb1", "--without", "lb1")
     assert drained.exit_code == 0, drained.stderr
     files = ["--file", str(read.balancer.state_file), "--lock", str(read.balancer.lock_file)]

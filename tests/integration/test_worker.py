@@ -279,7 +279,10 @@ def test_children_are_stopped_together(shop: Shop, free_port: int) -> None:
     shown = is_answered(free_port, "/metrics", 200).text
     for name in ("worker 1", "worker 2"):
         assert re.search(rf'^messagebus_clients_running{{.*process="{name}".*}} 1', shown, re.M)
-    assert end(worker) == (0, "")
+    code, said = end(worker)
+    # A machine without time for the worker has it warn of its brokers.
+    told = [line for line in said.splitlines() if " WARNING messagebus.consumer " not in line]
+    assert (code, told) == (0, [])
     assert shop.told().count("ended slow") == 2
 
 
