@@ -29,9 +29,9 @@ HEAD = """\
 Made by `python -m docs.guarantees` from docs/guarantees.toml and from the markers of the tests.
 A test's name states the promise that it shows. Tests in `tests/fault` and `tests/integration` run on real
 brokers, those in `tests/hosts` on two virtual hosts with real disks, which need root's rights.
-`make test` runs at least one test of each promise. `make test-all` runs the others; those that take 20 s or
-more, and controls, which leave out the code that keeps a promise (`control`), each third day. A promise that
-is shown on virtual hosts alone is marked *in `test-all`*.
+`make test` runs at least one test of each promise. `make test-all` runs the others: each
+day the short tests, each third day tests of 20 s or more and controls, which leave out the code that keeps a
+promise (`control`). A promise that is shown on virtual hosts alone is marked *in `test-all`*.
 
 The order that is kept is that of *first* deliveries: per publisher, per key, per broker; of topics with
 partitions that of first completions, per key, over all publishers and brokers. A redelivered message arrives

@@ -23,9 +23,9 @@ AIO_PIKA_WINDOW = 500
 PERF_TEST_SENDS_S = 8.0
 # Way -> the part of the ids after the window.
 WAYS = {"submit": "", "send_many": "send_many."}
-# Window -> way -> the wanted ratio of our CPU time a message to that of pika's asynchronous adapter.
+# Window -> way -> the greatest ratio allowed of our CPU time a message to pika's asynchronous adapter's.
 CPU_GOALS = {1000: {"submit": 0.33, "send_many": 0.25}, 50: {"submit": 0.35, "send_many": 0.35}}
-# Peer -> window -> the wanted ratio of our rate to the peer's. With the quick ones the broker is the limit.
+# Peer -> window -> the least ratio required of our rate to the peer's. The broker limits quick peers, too.
 RATIO_GOALS: dict[str, dict[int, float]] = {
     "perf_test": {1000: 1.0, 50: 1.0},
     "pika_async": {50: 1.25},
@@ -105,7 +105,7 @@ def threads(task: Task, setup: Setup) -> Table:
 class Size(NamedTuple):
     """Batches of `batch` messages of body_bytes. messages, unbatched: of a turn.
 
-    ratio, cpu: verb -> the wanted ratio to the rate of unbatched ones, and to pika's CPU time for one.
+    ratio, cpu: verb -> the least ratio required to the unbatched rate, the greatest allowed to pika's CPU.
     """
 
     name: str
@@ -253,7 +253,7 @@ HANDLERS = {
     "run_otel_few": ("run", f"{RUN} with OpenTelemetry on, one message in a hundred traced", FEW),
     "app_otel": ("app", f"{APP} with OpenTelemetry on, every message traced", 1),
 }
-# Line -> the other, how that is called, and the wanted ratio of the CPU times.
+# Line -> the other, how that is called, and the greatest ratio allowed of the CPU times.
 HANDLERS_GOALS = {
     "run": ("receive", "a loop over AsyncConsumer", 2.0),
     "app": ("receive", "a loop over AsyncConsumer", 2.0),

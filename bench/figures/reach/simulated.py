@@ -74,7 +74,7 @@ async def _of_dead(make: Maker, bus: Simulation, before: list[int]) -> list[Figu
         "messages of the busiest consumer",
     )
     second, first = max(dials) / bus.size.group, sum(dials) / bus.size.group
-    what = f"{dead}: dials of a consumer in the second with the most"
+    what = f"{dead}: most dials of a consumer within one second"
     back = f"{dead} and back after {DIALS_S} s: until every consumer is attached"
     return [
         make("busiest", f"{name}: {busiest}, to the mean", ratio(before), "times"),

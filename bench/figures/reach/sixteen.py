@@ -45,7 +45,7 @@ DECLARE_S, START_S, ANSWER_WITHIN_S, BACK_S = 600.0, 300.0, 400.0, 300.0
 SETTLE_S, POLL_S = 10.0, 0.02
 # In a process: a start with 3,200 logins at once on two cores had no end within 300 s.
 STARTS_AT_ONCE = 5
-# A port at which nobody listens, and the time between two dials of it.
+# A port without a listener, and the time between two dials of it.
 NOBODY, REFUSE_S = ("127.0.0.1", 1), 0.1
 GOAL_APART = 1.2
 PULLS = re.compile(r"^messagebus_agent_pulls_total\{.*\} (\d+)", re.MULTILINE)
@@ -121,8 +121,8 @@ def _killed(
 ) -> Generator[Figure, None, tuple[float, Lines]]:
     """Kill brokers and start them again; return the dials of a consumer while they were dead.
 
-    Beside them what a refused dial took meanwhile, with the time by which its timer was late: the
-    simulation has no processor of its own.
+    Also return the duration of a refused dial meanwhile, with the lateness of its timer, since the
+    simulation does not model processors.
     """
     _answers(clients)
     names = cluster.names[:DEAD]

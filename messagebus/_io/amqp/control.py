@@ -62,7 +62,7 @@ class Control:
     def __init__(self, link: Link, dial_again: Callable[[], Awaitable[Link]]) -> None:
         self.link = link
         self._dial_again = dial_again
-        # One channel for all declarations: with four, RabbitMQ 3.10.8 stood still for good at 1,900 queues.
+        # One channel for all declarations: with four, RabbitMQ 3.10.8 stopped answering at 1,900 queues.
         self._declaring = asyncio.Lock()
         self._channel: Link | None = None
 

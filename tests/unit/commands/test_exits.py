@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -168,8 +169,9 @@ def test_a_shell_completes_it_under_its_name() -> None:
     assert "complete -o nosort -F _bus_completion bus" in script
 
 
-@pytest.fixture
-def group() -> click.Group:
+def with_tell(said: Callable[[], str]) -> click.Group:
+    """Return a group whose command `inner tell` prints a text."""
+
     @click.group()
     def outer() -> None:
         pass
@@ -180,7 +182,14 @@ def group() -> click.Group:
 
     @inner.command()
     def tell() -> None:
-        click.echo(option_value("file") or "nothing")
+        click.echo(said())
+
+    return outer
+
+
+@pytest.fixture
+def group() -> click.Group:
+    outer = with_tell(lambda: option_value("file") or "nothing")
 
     @outer.command()
     @click.option("--file")
@@ -213,18 +222,7 @@ def test_an_option_is_heard_before_and_behind_its_command(
     "words", ["--file a inner tell", "inner --file a tell", "inner tell --file a"]
 )
 def test_a_command_without_an_option_refuses_it_on_either_side(words: str) -> None:
-    @click.group()
-    def outer() -> None:
-        pass
-
-    @outer.group()
-    def inner() -> None:
-        pass
-
-    @inner.command()
-    def tell() -> None:
-        click.echo("told")
-
+    outer = with_tell(lambda: "told")
     option_anywhere(outer, click.Option(["--file"]), without={"inner": "say it louder"})
     done = CliRunner().invoke(outer, words.split())
     assert (done.exit_code, done.output.count("told")) == (2, 0)

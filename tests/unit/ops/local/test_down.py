@@ -1,4 +1,4 @@
-"""What `down` and `up` of a local cluster do with a folder, and with settings, that are not the cluster's."""
+"""`down` and `up` of a local cluster, given a folder or settings that are not the cluster's."""
 
 from __future__ import annotations
 
