@@ -30,6 +30,7 @@ from messagebus.terminal import plural, say
 
 SAVE_EVERY_S = 2.0
 BY_HAND = "with --by-hand there is nothing to wait for"
+NOT_TAKEN_OUT = "the broker is not taken out"
 
 
 @click.group("lb", cls=Program, codes=CODES)
@@ -298,6 +299,8 @@ def maint_command(name: str, off: bool, forced: bool) -> None:
     """
     inventory = _inventory()
     node = inventory.find(name)
+    if off:
+        refuse_typed("forced", why=NOT_TAKEN_OUT)
     with _fleet(inventory) as all_balancers:
         if not (off or forced):
             fleet.refuse_last(all_balancers, inventory, node.name)
@@ -317,6 +320,8 @@ def weight_command(name: str, weight: int, forced: bool) -> None:
     """
     inventory = _inventory()
     node = inventory.find(name)
+    if weight:
+        refuse_typed("forced", why=NOT_TAKEN_OUT)
     with _fleet(inventory) as all_balancers:
         if not (weight or forced):
             fleet.refuse_last(all_balancers, inventory, node.name)

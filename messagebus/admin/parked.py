@@ -138,12 +138,12 @@ class ParkedCounts:
     """Counts of parked messages. counts: by name and broker.
 
     faults: what could not be read (a broker, or NAME on BROKER) -> the reason. causes: the errors behind
-    them; an unknown name has none. looked: the brokers that were read.
+    them, by the same places; an unknown name has none. looked: the brokers that were read.
     """
 
     counts: tuple[ParkedCount, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
-    causes: tuple[MessageBusError, ...] = ()
+    causes: Mapping[str, MessageBusError] = field(default_factory=dict)
     looked: tuple[str, ...] = ()
 
 
@@ -184,7 +184,7 @@ class ParkedMessages:
 
     messages: tuple[ParkedMessage, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
-    causes: tuple[MessageBusError, ...] = ()
+    causes: Mapping[str, MessageBusError] = field(default_factory=dict)
     looked: tuple[str, ...] = ()
 
 
@@ -197,7 +197,7 @@ class ParkedMoved:
 
     moved: Mapping[tuple[str, str], int]
     faults: Mapping[str, str] = field(default_factory=dict)
-    causes: tuple[MessageBusError, ...] = ()
+    causes: Mapping[str, MessageBusError] = field(default_factory=dict)
     looked: tuple[str, ...] = ()
 
     @property
@@ -326,13 +326,13 @@ class _Work:
             raise ConfigError(f"not in the consumer list: {', '.join(strange)}")
         self.choice = where._choice(wall_ms())
         self.faults: dict[str, str] = {}
-        self.causes: list[MessageBusError] = []
+        self.causes: dict[str, MessageBusError] = {}
         self.looked: set[str] = set()
 
     @property
-    def ends(self) -> tuple[Mapping[str, str], tuple[MessageBusError, ...], tuple[str, ...]]:
+    def ends(self) -> tuple[Mapping[str, str], Mapping[str, MessageBusError], tuple[str, ...]]:
         """The fields that every result has: faults, causes, looked."""
-        return self.faults, tuple(self.causes), tuple(sorted(self.looked))
+        return self.faults, self.causes, tuple(sorted(self.looked))
 
     def parking(self, broker: str) -> Parking:
         return Parking(self.bus, broker, self._listed)
@@ -382,7 +382,7 @@ class _Work:
 
     def _failed(self, where: str, fault: MessageBusError) -> None:
         self.faults[where] = _reason(fault)
-        self.causes.append(fault)
+        self.causes[where] = fault
 
     async def everywhere(self, do: Callable[[str, Parking, Parked, int], Awaitable[T]]) -> list[T]:
         """Do this on all brokers side by side."""

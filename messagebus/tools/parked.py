@@ -391,9 +391,8 @@ def _print_json(values: Mapping[str, Any], faults: Mapping[str, str]) -> None:
 
 
 def _tell(answer: ParkedCounts | ParkedMessages | ParkedMoved) -> int:
-    docs = {getattr(each, "reason", "") or str(each): docs_of(each) for each in answer.causes}
     for where, why in sorted(answer.faults.items()):
-        place = next((docs[text] for text in docs if why.startswith(text)), "")
+        place = docs_of(answer.causes[where]) if where in answer.causes else ""
         section = f" [{place}]" if place else ""
         say(f"messagebus: {where}: {escaped(one_line(why), 400)}{section}", err=True)
     if not answer.faults:
@@ -402,7 +401,7 @@ def _tell(answer: ParkedCounts | ParkedMessages | ParkedMoved) -> int:
         return Exit.PARTLY
     if not answer.causes:
         return Exit.ABSENT
-    codes = {code_of(each) for each in answer.causes}
+    codes = {code_of(each) for each in answer.causes.values()}
     return codes.pop() if len(codes) == 1 else Exit.FAILED
 
 

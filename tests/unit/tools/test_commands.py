@@ -242,7 +242,7 @@ PARKED = ParkedCounts(
     ),
     looked=(ONE,),
 )
-AWAY = ParkedCounts((), faults={TWO: "away"}, causes=(LinkLost(TWO, "away"),))
+AWAY = ParkedCounts((), faults={TWO: "away"}, causes={TWO: LinkLost(TWO, "away")})
 
 
 def test_where_nothing_is_parked_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ def test_where_nothing_is_parked_it_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         (ParkedCounts((), faults={"a/b": "nobody knows it"}), Exit.ABSENT),
         (
             ParkedCounts(
-                (), faults={ONE: "x"}, causes=(LoginRefused(ONE, "x"), LinkLost(TWO, "y"))
+                (), faults={ONE: "x"}, causes={ONE: LoginRefused(ONE, "x"), TWO: LinkLost(TWO, "y")}
             ),
             Exit.FAILED,
         ),

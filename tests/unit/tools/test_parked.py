@@ -69,7 +69,7 @@ def test_a_list_with_a_dead_broker_says_what_is_known_of_the_others_and_where_to
     monkeypatch: pytest.MonkeyPatch, looked: tuple[str, ...], told: str
 ) -> None:
     cause = LinkLost("mb2:5672", "connection refused")
-    found = ParkedCounts((), {"mb2:5672": cause.reason}, (cause,), looked)
+    found = ParkedCounts((), {"mb2:5672": cause.reason}, {"mb2:5672": cause}, looked)
     monkeypatch.setattr("messagebus.admin.parked.count_parked", lambda *_, **__: found)
     env = {"MESSAGEBUS_BROKER": "mb1:5672"}
     done = CliRunner().invoke(cli, ["parked", "list"], env=env)

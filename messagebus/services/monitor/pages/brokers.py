@@ -62,7 +62,7 @@ class BrokerRow:
         return self.observed.last.room if self.observed.last else None
 
     @property
-    def links(self) -> int | None:
+    def connections(self) -> int | None:
         """Its connections; where they are not known, the clients that ask its agent."""
         answer = self.observed.answer
         if answer is None or self.observed.is_away:
@@ -218,7 +218,7 @@ def _tiles(row: BrokerRow) -> list[Tile]:
              line(LEAVING), "tile.handled"),
         Tile("Parked", ((figures.count(sums.parked), ""),), "", "warn" if sums.parked else "", None,
              "tile.parked"),
-        Tile("Links", ((figures.count(row.links), ""),), clients, "", None, "tile.links"),
+        Tile("Connections", ((figures.count(row.connections), ""),), clients, "", None, "tile.connections"),
     ]  # fmt: skip
 
 
