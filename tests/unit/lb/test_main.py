@@ -178,7 +178,9 @@ def test_orders_by_hand_go_to_the_socket_and_are_read_back(monkeypatch: pytest.M
     ]
 
 
-@pytest.mark.parametrize("words", [("maint", "mb1", "--off"), ("weight", "mb1", "40")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [("maint", "mb1", "--off"), ("weight", "mb1", "40")], ids=" ".join
+)
 def test_consent_is_refused_where_the_command_takes_no_broker_out(words: tuple[str, ...]) -> None:
     refused = run(*words, FORCE)
     assert (refused.exit_code, "the broker is not taken out" in refused.stderr) == (2, True)
