@@ -16,11 +16,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from messagebus.errors import MessageBusError
 from ops.commands.kits import CHECKOUT
-from ops.errors import OpsError
 
 FOLDER = CHECKOUT / "messagebus" / "services" / "monitor" / "static" / "vendor"
 FETCH_WITHIN_S = 300
+
+
+class NotVendored(MessageBusError):
+    """Raised when a package cannot be fetched, or is not the one of the MANIFEST."""
 
 
 def manifest(folder: Path = FOLDER) -> list[dict[str, Any]]:
@@ -43,23 +47,23 @@ def faults(folder: Path = FOLDER) -> list[str]:
 
 
 def unpack(package: dict[str, Any], tarball: bytes) -> dict[str, bytes]:
-    """Return the files of a package by the names they have here. Raises OpsError for another hash."""
+    """Return the files of a package by the names they have here. Raises NotVendored for another hash."""
     digest = base64.b64encode(hashlib.sha512(tarball).digest()).decode()
     name = f"{package['name']}@{package['version']}"
     if f"sha512-{digest}" != package["integrity"]:
-        raise OpsError(f"{name}: the registry's package is not the one of the MANIFEST")
+        raise NotVendored(f"{name}: the registry's package is not the one of the MANIFEST")
     files = {}
     with tarfile.open(fileobj=io.BytesIO(tarball)) as archive:
         for here, file in package["files"].items():
             member = archive.extractfile(f"package/{file['from']}")
             files[here] = member.read() if member else b""
             if hashlib.sha256(files[here]).hexdigest() != file["sha256"]:
-                raise OpsError(f"{name}: {file['from']} is not the one of the MANIFEST")
+                raise NotVendored(f"{name}: {file['from']} is not the one of the MANIFEST")
     return files
 
 
 def fetch(package: dict[str, Any]) -> bytes:
-    """Fetch a package with npm. Raises OpsError."""
+    """Fetch a package with npm. Raises NotVendored."""
     with tempfile.TemporaryDirectory(prefix="messagebus-vendor-") as place:
         argv = ["npm", "pack", "--silent", "--pack-destination", place]
         name = f"{package['name']}@{package['version']}"
@@ -72,9 +76,9 @@ def fetch(package: dict[str, Any]) -> bytes:
                 check=False,
             )
         except OSError as fault:
-            raise OpsError(f"npm: {fault.strerror}") from fault
+            raise NotVendored(f"npm: {fault.strerror}") from fault
         if done.returncode:
-            raise OpsError(f"npm pack {name}: {' '.join(done.stderr.split())[-300:]}")
+            raise NotVendored(f"npm pack {name}: {' '.join(done.stderr.split())[-300:]}")
         (tarball,) = Path(place).glob("*.tgz")
         return tarball.read_bytes()
 
@@ -87,8 +91,8 @@ def main() -> None:
                 (FOLDER / name).write_bytes(body)
             print(f"{package['name']} {package['version']} ({package['licence']})")
         if different := faults():
-            raise OpsError(f"not of the MANIFEST: {', '.join(different)}")
-    except OpsError as fault:
+            raise NotVendored(f"not of the MANIFEST: {', '.join(different)}")
+    except NotVendored as fault:
         sys.exit(f"vendor: {fault}")
 
 

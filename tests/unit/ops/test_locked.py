@@ -47,3 +47,41 @@ def test_an_unknown_part_is_named() -> None:
 def test_parts_are_read_by_a_python_without_any_library() -> None:
     argv = [sys.executable, "-S", "-I", "-c", "import sys; sys.path[:0] = ['.']; import ops.dist"]
     subprocess.run(argv, cwd=CHECKOUT, check=True)
+
+
+# An import of a library that the parts do not have fails as it does where they alone are installed.
+WITHOUT_THE_REST = """
+import sys
+import importlib.metadata as metadata
+from ops.locked import Lock
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name in refused:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+has = Lock().part(sys.argv[1])
+refused = {
+    top
+    for top, owners in metadata.packages_distributions().items()
+    if not top.startswith("messagebus") and not {each.lower().replace("_", "-") for each in owners} & has
+} - {"bench", "inventory", "lb", "ops", "pip", "reports", "spark", "tests"}
+sys.meta_path.insert(0, Refuses())
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "work"),
+    [
+        (
+            "build",
+            "from pathlib import Path; import ops.dist;"
+            " ops.dist.bill_of_materials(Path('pyproject.toml'), Lock())",
+        ),
+        ("ops", "import ops.__main__, ops.local.cli, lb.__main__, consumer_lists.__main__"),
+    ],
+)
+def test_make_targets_run_with_the_part_that_they_install_alone(part: str, work: str) -> None:
+    argv = [sys.executable, "-c", WITHOUT_THE_REST + work, part]
+    done = subprocess.run(argv, cwd=CHECKOUT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
