@@ -586,10 +586,6 @@ class MemoryBrokers:
             ]
         return min(due_ms, default=None)
 
-    def is_idle(self) -> bool:
-        """Return whether every message that somebody consumes has its answer."""
-        return not self.open_work()
-
     @contextlib.contextmanager
     def watched(self, look: Callable[[], None]) -> Iterator[None]:
         """Call this now and after each change, under the lock."""

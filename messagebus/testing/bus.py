@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from messagebus._io.amqp.properties import read_parked_facts
 from messagebus._io.consume.driver import ConsumeDriver
 from messagebus._io.publish.drivers import Drivers
 from messagebus.aio import AsyncConsumer, AsyncPublisher
@@ -28,6 +31,7 @@ from messagebus.replay import AWAY_S, PREFETCH, AsyncReplay, Replay, Since
 from messagebus.secret import Secret
 from messagebus.stats import RUNNING
 from messagebus.testing.brokers import MemoryBrokers
+from messagebus.testing.journal import messages_of
 from messagebus.testing.links import MemoryWire
 from messagebus.topology import Wanted, parse_wanted
 
@@ -43,6 +47,8 @@ T = TypeVar("T")
 TIMEOUT_S = 5.0
 # Limit for another thread's loop to move its clock; it has nothing else to do.
 NOTICE_TIMEOUT_S = 5.0
+# A retry that begins to wait in its place is no event of a broker.
+LOOK_EVERY_S = 0.02
 
 
 # Its address leads nowhere, and no spool that is for a real bus is taken for its own.
@@ -324,13 +330,16 @@ class MemoryBus:
         return self._brokers.is_declared(source)
 
     def delayed(self) -> int:
-        """Return the number of delayed messages; `advance` makes them due."""
-        return self._brokers.delayed()
+        """Return the number of delayed messages and of retries in place; `advance` makes them due."""
+        return self._brokers.delayed() + sum(len(ends_ms) for _, ends_ms in self._held())
 
     def due_in_s(self) -> float | None:
-        """Return the seconds until the next delayed message is due; None if there is none."""
-        due_ms = self._brokers.next_delayed_ms()
-        return None if due_ms is None else due_ms / 1000
+        """Return the seconds until the next delayed message or retry is due; None if there is none."""
+        due_ms = [ms for _, ends_ms in self._held() for ms in ends_ms]
+        delayed_ms = self._brokers.next_delayed_ms()
+        if delayed_ms is not None:
+            due_ms.append(delayed_ms)
+        return min(due_ms) / 1000 if due_ms else None
 
     def parked(
         self, destination: Destination | Source | str, subscription: str = ""
@@ -350,8 +359,10 @@ class MemoryBus:
         and retries that are not due, and for rows of an outbox.
         """
         __tracebackhide__ = True
+        ends_s = time.monotonic() + timeout_s
         with self._brokers.changed:
-            done = self._brokers.changed.wait_for(self._brokers.is_idle, timeout_s)
+            while not (done := self._is_idle()) and (left_s := ends_s - time.monotonic()) > 0:
+                self._brokers.changed.wait(min(left_s, LOOK_EVERY_S))
         if not done:
             hint = "" if asyncio._get_running_loop() is None else ON_LOOP
             raise AssertionError(_check_unhandled(self._brokers, timeout_s) + hint)
@@ -363,14 +374,27 @@ class MemoryBus:
 
         def look() -> None:
             """Check under the lock."""
-            if self._brokers.is_idle():
+            if self._is_idle():
                 loop.call_soon_threadsafe(idle.set)
 
         with self._brokers.watched(look):
             try:
-                await asyncio.wait_for(idle.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    while not (idle.is_set() or self._is_idle()):
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(idle.wait(), LOOK_EVERY_S)
             except TimeoutError:
                 raise AssertionError(_check_unhandled(self._brokers, timeout_s)) from None
+
+    def _is_idle(self) -> bool:
+        """Return whether every message that somebody consumes is answered, or rests for its next run."""
+        open_work = self._brokers.open_work().values()
+        return sum(map(sum, open_work)) == sum(count for count, _ in self._held())
+
+    def _held(self) -> list[tuple[int, list[int]]]:
+        """Return what the rests of each consumer keep back: `Pipeline.held`."""
+        drivers = [each._driver for each in list(self._consumers) if each.status is RUNNING]
+        return [driver.pipeline.held() for driver in drivers if driver is not None]
 
     # Assertions.
     def assert_published(
@@ -410,10 +434,15 @@ class MemoryBus:
         subscription: str = "",
         *,
         count: int | None = None,
+        reason: str = "",
     ) -> list[Message]:
-        """Check that messages were parked, and return them. Raises AssertionError."""
+        """Check that messages were parked, and return them. Raises AssertionError.
+
+        reason: only messages count whose reason or exception, as `messagebus parked show` prints them,
+        contains this text.
+        """
         __tracebackhide__ = True
-        return _check_parked(self._brokers, _source(destination, subscription), count)
+        return _check_parked(self._brokers, _source(destination, subscription), count, reason)
 
 
 def _destination(destination: Destination | str) -> Destination:
@@ -528,14 +557,22 @@ def _check_answered(
 ANSWERS = ("ack", "requeue", "reject", "retry", "park")
 
 
-def _check_parked(brokers: MemoryBrokers, source: Source, count: int | None) -> list[Message]:
+def _check_parked(
+    brokers: MemoryBrokers, source: Source, count: int | None, reason: str
+) -> list[Message]:
     """Return the parked messages. Raises AssertionError unless there are as many as wanted."""
     __tracebackhide__ = True
-    found = brokers.parked_messages(source)
+    parked = []
+    for _, stored in brokers.parked(source):
+        facts = read_parked_facts(stored.raw)
+        why = ": ".join(filter(None, (facts.reason, facts.exception)))
+        parked += [(each, why) for each in messages_of(stored.raw, stored.body)]
+    found = [each for each, why in parked if reason in why]
     if _enough(found, count):
         return found
-    told = [f"{_counted(count)} parked message(s) wanted of {source}, {len(found)} found"]
-    told += _listed("parked", [_line(each) for each in found])
+    because = f" because of {reason!r}" if reason else ""
+    told = [f"{_counted(count)} parked message(s) wanted of {source}{because}, {len(found)} found"]
+    told += _listed("parked", [f"{_line(each)} ({why})" for each, why in parked])
     answers = [f"{given} {message_id}" for message_id, given in brokers.journal.answers(source)]
     told += _listed("answers", answers)
     told.append(_state(brokers, source))

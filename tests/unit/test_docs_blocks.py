@@ -158,7 +158,7 @@ def _goes_on(client: Consumer | AsyncConsumer) -> bool:
     brokers = getattr(client._wire, "_brokers")  # noqa: B009 # of memory, not of the protocol
     if client.status.value != "running":
         return False
-    if not brokers.is_idle():
+    if brokers.open_work():
         return True
     if not brokers.delayed():
         return False

@@ -123,6 +123,17 @@ class Pipeline:
         if self.ordered is not None:
             self.ordered.rests.put_forward(ms)
 
+    def held(self) -> tuple[int, list[int]]:
+        """Return how many deliveries rests keep back, and the ms until each rest ends; for tests.
+
+        From any thread.
+        """
+        if self.ordered is None:
+            return 0, []
+        count, ends_ms = self.ordered.keyed.held()
+        now_ms = self.ordered.rests.now_ms()
+        return count, [max(0, end_ms - now_ms) for end_ms in ends_ms]
+
     def stop(self) -> None:
         """Have nothing come due any more."""
         if self.ordered is not None:

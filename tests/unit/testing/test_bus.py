@@ -22,6 +22,7 @@ from messagebus import (
     Message,
     NameInvalid,
     Outcome,
+    Park,
     PublisherConfig,
     Refused,
     RetryPolicy,
@@ -372,6 +373,50 @@ async def test_a_retry_waits_for_the_clock_and_is_an_answer(clients: Clients) ->
     assert len(bus.published("orders")) == 1
 
 
+async def test_a_retry_in_its_place_waits_for_the_clock_with_what_is_behind_it(
+    clients: Clients,
+) -> None:
+    bus, handler = clients.bus, Failing(1)
+    consumer = await clients.consumer(order="key")
+    clients.keep(asyncio.create_task(consumer.run(handler, retry=POLICY)))
+    publisher = await clients.publisher()
+    for name in ("one", "two"):
+        await publisher.send_safe("orders", Message.text("x", message_id=name, key="k"))
+    await bus.handled()
+    assert (handler.runs, bus.delayed()) == ([1], 1)
+    due_in_s = bus.due_in_s()
+    assert due_in_s is not None
+    assert 0 < due_in_s <= 5
+    bus.advance(5)
+    await bus.handled()
+    assert (handler.runs, bus.delayed(), bus.due_in_s()) == ([1, 2, 1], 0, None)
+
+
+def test_a_thread_waits_for_no_retry_in_its_place() -> None:
+    bus, runs = MemoryBus(), list[int]()
+
+    def fail_once(delivery: Delivery) -> None:
+        runs.append(delivery.attempt)
+        if len(runs) == 1:
+            raise ValueError("not now")
+
+    config = ConsumerConfig(order="key")
+    with (
+        bus.consumer("orders", subscription="billing", config=config) as consumer,
+        bus.publisher() as publisher,
+    ):
+        work = threading.Thread(target=consumer.run, args=(fail_once,), kwargs={"retry": POLICY})
+        work.start()
+        publisher.send_safe("orders", Message.text("x", key="k"))
+        bus.wait_handled()
+        assert (runs, bus.delayed()) == ([1], 1)
+        bus.advance(5)
+        bus.wait_handled()
+        assert (runs, bus.delayed()) == ([1, 2], 0)
+        consumer.stop()
+    work.join(WITHIN_S)
+
+
 async def test_a_refused_copy_for_a_retry_is_tried_again_and_nothing_is_lost(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +431,28 @@ async def test_a_refused_copy_for_a_retry_is_tried_again_and_nothing_is_lost(
 
 
 # Assertions.
+async def test_what_is_parked_is_told_apart_by_its_reason(clients: Clients) -> None:
+    bus, consumer = clients.bus, await clients.consumer()
+
+    async def fail(delivery: Delivery) -> None:
+        raise Park("no such customer") if delivery.body == b"1" else ValueError("no such order")
+
+    clients.keep(asyncio.create_task(consumer.run(fail, retry=RetryPolicy(attempts_max=1))))
+    publisher = await clients.publisher()
+    for body in ("1", "2"):
+        await publisher.send_safe("orders", body)
+    await bus.handled()
+    bus.assert_parked("orders/billing", count=2)
+    assert [m.body for m in bus.assert_parked("orders/billing", reason="no such customer")] == [
+        b"1"
+    ]
+    assert [m.body for m in bus.assert_parked("orders/billing", reason="ValueError")] == [b"2"]
+    with pytest.raises(
+        AssertionError, match=r"(?s)because of 'KeyError', 0 found.*no such customer"
+    ):
+        bus.assert_parked("orders/billing", reason="KeyError")
+
+
 async def test_what_matches_is_returned(clients: Clients) -> None:
     bus, publisher = clients.bus, await clients.publisher()
     bus.declare("orders/billing")
