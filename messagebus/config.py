@@ -80,8 +80,19 @@ class _Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:
-        """Read the variables of this config: see the module. Raises ConfigError for an unknown one."""
-        return cls.from_mapping(_of_environment(environ, cls._table))
+        """Read the variables of this config: see the module.
+
+        Raises ConfigError with every fault of all variables, those of the other configs too.
+        """
+        found: dict[type[Any], Any] = {}
+        faults: list[str] = []
+        for kind in (BusConfig, PublisherConfig, ConsumerConfig):
+            variable = functools.partial(_variable, kind._table)
+            found[kind], wrong = _read(kind, _of_environment(environ, kind._table), variable)
+            faults += wrong
+        raise_faults(faults)
+        made: Self = found[cls]
+        return made
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -570,6 +581,13 @@ def _of_environment(environ: Mapping[str, str], table: str) -> dict[str, str]:
     return values
 
 
+def _variable(table: str, key: str) -> str:
+    """Return the name of the variable of a setting."""
+    if key == "list_urls":
+        return "MESSAGEBUS_LIST_URL"
+    return ENV_PREFIX + (key if table == "bus" else f"{table}_{key}").upper()
+
+
 def _read_file(
     wanted: type[T], values: Mapping[str, Any], tables: Mapping[str, type[Any]]
 ) -> tuple[T, list[str]]:
@@ -588,26 +606,34 @@ def _read_file(
     return found.get(wanted, wanted), faults
 
 
-def _read(kind: type[T], values: Mapping[str, Any]) -> tuple[T, list[str]]:
-    """Return the config and every fault of keys, types and ranges. With a fault the config is not valid."""
-    known, faults = _converted(kind, values)
+def _read(
+    kind: type[T], values: Mapping[str, Any], name_of: Callable[[str], str] = str
+) -> tuple[T, list[str]]:
+    """Return the config and every fault of keys, types and ranges. With a fault the config is not valid.
+
+    name_of: returns the name of a key that a user knows.
+    """
+    known, faults = _converted(kind, values, name_of)
     try:
         return kind(**known), faults
     except ConfigError as fault:
         return kind(), [*faults, str(fault)]
 
 
-def _converted(kind: type[Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _converted(
+    kind: type[Any], values: Mapping[str, Any], name_of: Callable[[str], str] = str
+) -> tuple[dict[str, Any], list[str]]:
     """Return the known settings as their fields want them, and the faults of keys and types."""
     types = _types_of(kind)  # type: ignore[arg-type]  # a class has a hash
-    faults = [_unknown(key, types) for key in values if key not in types]
+    names = [name_of(each) for each in types]
+    faults = [_unknown(name_of(key), names) for key in values if key not in types]
     known: dict[str, Any] = {}
     for key, value in values.items():
         if key in types:
             try:
                 known[key] = _CONVERTERS[types[key]](value)
             except (TypeError, ValueError) as fault:
-                faults.append(f"{key}: {fault}")
+                faults.append(f"{name_of(key)}: {fault}")
     return known, faults
 
 
@@ -626,12 +652,18 @@ def _as_text(value: Any) -> str:
 
 
 def _as_whole(value: Any) -> int:
-    return int(value) if isinstance(value, str) else _expect(int, value)
+    try:
+        return int(value) if isinstance(value, str) else _expect(int, value)
+    except ValueError:
+        raise ValueError("a whole number wanted") from None
 
 
 def _as_number(value: Any) -> float:
     if isinstance(value, str):
-        return float(value)
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError("a number wanted") from None
     if type(value) not in (int, float):
         raise TypeError(f"a number wanted, not {type(value).__name__}")
     return value  # type: ignore[no-any-return]
@@ -641,7 +673,7 @@ def _as_bool(value: Any) -> bool:
     if isinstance(value, str) and value.lower() in (*TRUE, *FALSE):
         return value.lower() in TRUE
     if not isinstance(value, bool):
-        raise TypeError(f"true or false wanted, not {type(value).__name__}")
+        raise TypeError("true or false wanted")
     return value
 
 

@@ -157,10 +157,8 @@ def bus_settings() -> BusConfig:
 
     Raises ConfigError.
     """
-    from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
+    from messagebus.config import BusConfig
 
-    PublisherConfig.from_env(os.environ)
-    ConsumerConfig.from_env(os.environ)
     return BusConfig.from_env(os.environ)
 
 

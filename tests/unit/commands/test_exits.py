@@ -239,9 +239,9 @@ def test_outside_of_a_command_nothing_was_said() -> None:
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("MESSAGEBUS_BROKERS", "broker"),
-        ("MESSAGEBUS_PUBLISHER_WINDOWS", "window"),
-        ("MESSAGEBUS_CONSUMER_PREFETCHED", "prefetch"),
+        ("MESSAGEBUS_BROKERS", "MESSAGEBUS_BROKER'"),
+        ("MESSAGEBUS_PUBLISHER_WINDOWS", "MESSAGEBUS_PUBLISHER_WINDOW'"),
+        ("MESSAGEBUS_CONSUMER_PREFETCHED", "MESSAGEBUS_CONSUMER_PREFETCH'"),
     ],
 )
 def test_every_wrong_name_is_told_whatever_the_command_needs(
