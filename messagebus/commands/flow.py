@@ -377,8 +377,7 @@ def consume(
     directory.reach(bus)
     if bus.list_urls and not bus.list_cache:
         directory.brokers(bus)  # a list that is none is told at once, with its address
-    if sys.stdout.isatty() and not yes:
-        _warn_of_others(bus, str(as_source(source, subscription)), topic)
+    _tell_what_is_there(bus, str(as_source(source, subscription)), topic, ask=not yes)
     consumer.start(require="one")
     try:
         form: Callable[[Delivery], bytes]
@@ -391,14 +390,17 @@ def consume(
     return ended
 
 
-def _warn_of_others(bus: BusConfig, source: str, topic: str) -> None:
-    """Ask, or tell where nobody can be asked, that messages are taken from those who work on them."""
+def _tell_what_is_there(bus: BusConfig, source: str, topic: str, *, ask: bool) -> None:
+    """Tell of a source that will be created; ask before messages are taken from those who work on them."""
     try:
         counts = directory.count_subscriptions(bus).counts if bus.list_urls else ()
     except MessageBusError:  # no rights on it, or no agent: what follows will tell
         return
-    others = max((each.consumers for each in counts if each.name == source), default=0)
-    if not others:
+    there = [each.consumers for each in counts if each.name == source]
+    if bus.list_urls and not there:
+        say(f"messagebus: {source} did not exist: it is created, on all brokers", err=True)
+    others = max(there, default=0)
+    if not others or not ask or not sys.stdout.isatty():
         return
     told = (
         f"{plural(others, 'consumer')} of {source} {'is' if others == 1 else 'are'} at work, and each"

@@ -30,6 +30,7 @@ from messagebus import __version__
 from messagebus._io.agents.consumer_list import fetch_list
 from messagebus._io.agents.http import http_client
 from messagebus._io.agents.registration import credentials
+from messagebus._io.agents.subscriptions import topology
 from messagebus._io.amqp.connection import seam_problem
 from messagebus._io.amqp.control import Right, rights_of
 from messagebus._io.amqp.link import Link, dial
@@ -53,6 +54,7 @@ from messagebus.errors import (
     ListError,
     LoginRefused,
     NameInvalid,
+    TopologyError,
     one_line,
     reason_of,
 )
@@ -193,7 +195,23 @@ async def _of_bus(bus: BusConfig, rights: Rights) -> list[Finding]:
 
     for each in await asyncio.gather(*map(of_one, listed)):
         found += each
-    return found
+    return [*found, *await _of_topics(bus, rights)]
+
+
+async def _of_topics(bus: BusConfig, rights: Rights) -> list[Finding]:
+    """Find topics to publish to that exist and have no subscription."""
+    asked = {each for each in rights.publish if isinstance(each, Topic)}
+    try:
+        known = await topology(bus) if asked else []
+    except TopologyError:  # no agent answers, which has its own line
+        return []
+    bare = asked.intersection(each for each in known if isinstance(each, Topic))
+    bare -= {each.topic for each in known if isinstance(each, Subscription)}
+    told = "it has no subscription: publishes to it are unroutable"
+    return [
+        _fault(f"topic {each}", told, f"messagebus declare {each}/SUBSCRIPTION")
+        for each in sorted(bare, key=str)
+    ]
 
 
 def _of_certificate(bus: BusConfig) -> Iterator[Finding]:
@@ -376,7 +394,9 @@ async def _of_rights(
         except ChannelRefused as refused:
             if refused.code != NOT_FOUND:
                 raise
-            yield _fault(what, f"there is no {name}", f"messagebus declare {name}")
+            # A topic alone takes nothing: its publishes are unroutable.
+            wanted = f"{name}/SUBSCRIPTION" if kind == "exchange" else name
+            yield _fault(what, f"there is no {name}", f"messagebus declare {wanted}")
         else:
             yield _well(what, f"may {words}")
 

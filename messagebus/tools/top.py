@@ -20,7 +20,7 @@ from messagebus._io.agents.subscriptions import topology
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import NumberRange, bus_settings
 from messagebus.config import BusConfig
-from messagebus.destination import Queue, Topic
+from messagebus.destination import Queue, Subscription, Topic
 from messagebus.errors import one_line
 from messagebus.observing.ask import Asker
 from messagebus.observing.rates import Rates, broker_rates, row_rates
@@ -36,6 +36,7 @@ from messagebus.observing.totals import (
     uncounted,
 )
 from messagebus.terminal import columns, duration, folded, plural, say, shortened
+from messagebus.topology import Wanted
 
 EVERY_S = 2.0
 # Statistics are swept every 5 s while somebody looks, so rates are of at least so long.
@@ -382,26 +383,31 @@ def list_topics(as_json: bool) -> int:
     """
     settings = bus_settings()
 
-    async def both() -> tuple[Bus, dict[str, bool]]:
-        bus = await observed(settings)
-        known = [each for each in await topology(settings) if isinstance(each, Topic | Queue)]
-        return bus, {str(each): isinstance(each, Topic) and bool(each.mqtt) for each in known}
+    async def both() -> tuple[Bus, list[Wanted]]:
+        return await observed(settings), await topology(settings)
 
-    bus, mqtt = asyncio.run(both())
+    bus, known = asyncio.run(both())
     without = uncounted(bus)
-    rows = {name: _of_topic(bus, name) for name in sorted(mqtt)}
+    mqtt = {each.name: bool(each.mqtt) for each in known if isinstance(each, Topic)}
+    sources = _sources_by_name(known)
+    sums = {name: total(bus, own) for name, own in sources.items()}
+    counts = {name: sum(each != name for each in own) for name, own in sources.items()}
     if as_json:
         told = {
-            name: {**asdict(each), "subscriptions": count, "mqtt": mqtt[name]}
-            for name, (count, each) in rows.items()
+            name: {**asdict(each), "subscriptions": counts[name], "mqtt": mqtt.get(name, False)}
+            for name, each in sums.items()
         }
         click.echo(json.dumps({"topics": told, "without": without}, indent=2))
     else:
         figures_of = ("READY", "UNACKED", "OLDEST", "CONSUMERS", "PARKED")
         titles = ("NAME", "MQTT", "SUBSCRIPTIONS", *figures_of)
+        nothing = ("",) * len(figures_of)  # nothing can wait where nobody subscribes
         cells = [
-            (name, "on" if mqtt[name] else "", str(count), *figures[1:4], *figures[6:])
-            for name, (count, each) in rows.items()
+            (
+                *(name, "on" if mqtt.get(name) else "", str(counts[name])),
+                *((*figures[1:4], *figures[6:]) if sources[name] else nothing),
+            )
+            for name, each in sums.items()
             for figures in [_sum(name, each, exact=False)]
         ]
         for line in table(titles, cells, texts=2):
@@ -411,7 +417,17 @@ def list_topics(as_json: bool) -> int:
     return Exit.PARTLY if without else Exit.DONE
 
 
-def _of_topic(bus: Bus, name: str) -> tuple[int, Sum]:
-    """Return the number of subscriptions of a topic, 0 for a queue, and their sum."""
-    own = [each for each in bus.sources if each == name or each.startswith(f"{name}/")]
-    return sum(each != name for each in own), total(bus, own)
+def _sources_by_name(
+    known: Sequence[Wanted],
+) -> dict[str, list[str]]:
+    """Return the names of topics and queues, sorted, each with the subscriptions or the queue that it has."""
+    found: dict[str, list[str]] = {}
+    for each in known:
+        match each:
+            case Topic():
+                found.setdefault(each.name, [])
+            case Subscription():
+                found.setdefault(each.topic.name, []).append(str(each))
+            case Queue():
+                found[str(each)] = [str(each)]
+    return dict(sorted(found.items()))

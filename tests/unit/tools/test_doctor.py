@@ -27,6 +27,7 @@ from messagebus.observing.rules import FIRST
 from messagebus.observing.snapshot import NO_LINK
 from messagebus.tls import TlsFiles
 from messagebus.tools import doctor
+from messagebus.topology import Wanted
 from ops.local.certificates import issue_missing
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit
 
@@ -363,3 +364,28 @@ def test_a_profile_is_named_as_the_source_of_its_settings(rig: Rig) -> None:
         "from /home/x/prod.toml: MESSAGEBUS_BROKER",
         "from the environment: MESSAGEBUS_LIST_URL",
     ]
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ([Topic("orders")], ["it has no subscription: publishes to it are unroutable"]),
+        ([Topic("orders"), Subscription(Topic("orders"), "billing")], []),
+        ([], []),
+    ],
+)
+def test_a_topic_without_a_subscription_is_named_with_what_declares_one(
+    rig: Rig, known: list[Wanted], told: list[str]
+) -> None:
+    async def topology(_bus: object) -> list[Wanted]:
+        return known
+
+    async def rights_of(*_: object, **__: object) -> set[Right]:
+        return set()
+
+    rig.monkeypatch.setattr(doctor, "topology", topology)
+    rig.monkeypatch.setattr(doctor, "rights_of", rights_of)
+    found = rig.examine(doctor.Rights([parse_destination("orders")]))
+    of_topic = [each for each in found if each.what == "topic orders"]
+    assert [each.text for each in of_topic] == told
+    assert {each.todo for each in of_topic} <= {"messagebus declare orders/SUBSCRIPTION"}

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from messagebus.__main__ import cli
 from messagebus.admin.directory import SubscriptionCount, SubscriptionCounts
 from messagebus.config import BusConfig
+from messagebus.destination import Queue, Subscription, Topic
 from messagebus.errors import ConfigError, ListUnavailable, NameInvalid
 from messagebus.observing.ask import Asker
 from messagebus.observing.totals import SOURCES
@@ -25,6 +26,7 @@ from messagebus.recording.files import EventFile, anchor_now
 from messagebus.terminal import folded
 from messagebus.tools import top as module
 from messagebus.tools.sampler import QueueSampler
+from messagebus.topology import Wanted
 from tests.support.fleet import Fleet
 
 
@@ -35,12 +37,15 @@ class Shell:
         monkeypatch.setattr(module, "Asker", made)
 
     def top(self, *words: str) -> Result:
+        return self.invoke("top", "--once", *words)
+
+    def invoke(self, *words: str) -> Result:
         env = {
             "MESSAGEBUS_LIST_URL": self.fleet.bus.list_urls[0],
             "MESSAGEBUS_USER": "bus",
             "MESSAGEBUS_PASSWORD": "pw",
         }
-        return CliRunner().invoke(cli, ["top", "--once", *words], env=env)
+        return CliRunner().invoke(cli, words, env=env)
 
 
 @pytest.fixture
@@ -57,6 +62,23 @@ def test_each_broker_and_the_worst_names_have_a_line(shell: Shell) -> None:
     for broker in shell.fleet.ports:
         assert [line for line in lines if line.startswith(f"{broker}  ready")]
     assert lines[-1] == "and 10 more: --sort, --filter, --json"
+
+
+def test_topics_are_listed_as_soon_as_they_are_declared_by_what_agents_know(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def topology(_bus: BusConfig) -> list[Wanted]:
+        bare, new = Topic("bare"), Subscription(Topic("new"), "first")
+        return [bare, new, Subscription(Topic("topic0"), "sub1"), Queue("jobs")]
+
+    monkeypatch.setattr(module, "topology", topology)
+    done = shell.invoke("topics", "list")
+    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()[1:]}
+    assert list(rows) == ["bare", "new", "queue:jobs", "topic0"]
+    # Nobody subscribes to it, so nothing waits. What no broker has shown yet is not known.
+    assert rows["bare"] == ["0"]
+    assert rows["new"][0] == "1"
+    assert rows["topic0"][0] == "1"
 
 
 def test_a_silent_broker_is_a_question_and_ends_with_3(shell: Shell) -> None:
