@@ -193,7 +193,9 @@ def _lines(
     for broker, why in [*sorted(missing.items())][:ATTENTION_ROWS]:
         yield from folded(f"! {broker} is not counted: {one_line(why)}", width)
     for raised in look.attention[:ATTENTION_ROWS]:
-        told = f"! {raised.text} (for {duration((now_ms - raised.since_ms) / 1000)})"
+        since_s = (now_ms - raised.since_ms) / 1000
+        # The first look cannot know since when.
+        told = f"! {raised.text}" + (f" (for {duration(since_s)})" if since_s >= 1 else "")
         yield from folded(told, width)
     if len(look.attention) > ATTENTION_ROWS:
         yield f"! and {len(look.attention) - ATTENTION_ROWS} more"
