@@ -143,7 +143,7 @@ def state_of(observed: ObservedBroker, waiting: int | None, now_ms: int) -> tupl
         return "warn", state.reason
     if not state.settled:
         return "warn", "settling"
-    return "ok", "serving"
+    return "ok", "ready"
 
 
 def balancers(board: Board) -> list[Values]:
