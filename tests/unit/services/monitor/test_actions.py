@@ -71,7 +71,7 @@ class Library:
             for b, n in self.parked.items()
             if n and where.brokers in ((), (b,))
         ]
-        return ParkedCounts(tuple(found), {}, (), tuple(self.parked))
+        return ParkedCounts(tuple(found), {}, {}, tuple(self.parked))
 
     def redrive_parked(
         self, _bus: Any, names: list[str], *, where: Any, count_max: int, rate_per_s: float,

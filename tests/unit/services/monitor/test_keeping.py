@@ -21,7 +21,7 @@ from messagebus.services.monitor.history import FINE_S, NAMES_MAX, History, Ring
 from messagebus.services.monitor.parked import ParkedReader, Reasons
 from messagebus.services.monitor.people import Principal, Role
 from ops import vendor
-from ops.errors import OpsError
+from ops.vendor import NotVendored
 
 HOSTILE = "<script>\0\ud800\n\N{RIGHT-TO-LEFT OVERRIDE}"
 
@@ -166,7 +166,7 @@ def test_files_of_others_are_those_of_the_manifest() -> None:
 
 
 def test_another_package_of_the_same_name_is_refused() -> None:
-    with pytest.raises(OpsError, match="not the one of the MANIFEST"):
+    with pytest.raises(NotVendored, match="not the one of the MANIFEST"):
         vendor.unpack(vendor.manifest()[0], os.urandom(100))
 
 
@@ -249,5 +249,5 @@ def test_what_is_not_of_the_manifest_is_told_and_not_put_in_place(
 def test_a_file_that_changed_in_its_package_is_refused(registry: Registry) -> None:
     (package,) = vendor.manifest()
     package["files"]["a.js"]["sha256"] = "0" * 64
-    with pytest.raises(OpsError, match=r"dist/a\.js is not the one of the MANIFEST"):
+    with pytest.raises(NotVendored, match=r"dist/a\.js is not the one of the MANIFEST"):
         vendor.unpack(package, registry.tarball.read_bytes())
