@@ -26,6 +26,7 @@ from messagebus.commands.options import (
     apply_profile,
     bus_settings,
     durability_option,
+    refuse_typed,
 )
 from messagebus.stats import Durability
 from messagebus.terminal import say
@@ -193,6 +194,7 @@ def declare(
       messagebus declare --durability page-cache clicks clicks/counted
     """
     from messagebus.admin import directory
+    from messagebus.destination import Queue, Subscription, Topic
     from messagebus.topology import with_options
 
     level = Durability(durability)
@@ -213,8 +215,13 @@ def declare(
     asked = [
         _limited(with_options(each, {**options, **own(each)}), delivery_limit) for each in wanted
     ]
-    if mqtt is not None and not any("mqtt" in own(each) for each in wanted):
-        raise click.UsageError("--mqtt, --no-mqtt: only a topic has it, such as orders")
+    kinds = {type(each) for each in asked}
+    if Topic not in kinds:
+        refuse_typed(*of_topics, why="only a topic has it, such as orders")
+    if Subscription not in kinds:
+        refuse_typed("unordered", "ttl", why="only a subscription has it, such as orders/billing")
+    if not kinds & {Subscription, Queue}:
+        refuse_typed("delivery_limit", why="only a subscription or a queue has it")
     done = directory.declare(bus_settings(), asked, timeout_s=timeout_s)
     later = f"; later, before they take publishes: {', '.join(done.later)}" if done.later else ""
     say(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")

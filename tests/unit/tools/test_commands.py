@@ -117,9 +117,26 @@ def test_options_of_declare_go_to_the_names_that_can_have_them(
     run("declare", "orders", "--mqtt", "--durability", "page-cache")
     (topic,) = calls[1][0][1]
     assert (topic.mqtt, topic.durability) == (True, Durability.PAGE_CACHE)
-    refused = run("declare", "queue:jobs", "--mqtt")
-    assert refused.exit_code == Exit.USAGE
-    assert "only a topic has it" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("queue:jobs", "--mqtt"), "--mqtt: only a topic has it"),
+        (("orders/billing", "--partitions", "4"), "--partitions: only a topic has it"),
+        (("orders/billing", "--deflate"), "--deflate: only a topic has it"),
+        (("orders", "--ttl", "7d"), "--ttl: only a subscription has it"),
+        (("queue:jobs", "--unordered"), "--unordered: only a subscription has it"),
+        (("orders", "--delivery-limit", "9"), "only a subscription or a queue has it"),
+    ],
+)
+def test_an_option_of_declare_that_no_name_can_have_is_refused(
+    words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = answers(monkeypatch, directory, "declare", Registration(complete=True, held=(ONE,)))
+    refused = run("declare", *words)
+    assert (refused.exit_code, calls) == (Exit.USAGE, [])
+    assert told in refused.stderr
 
 
 # Subscriptions.
