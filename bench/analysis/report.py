@@ -284,7 +284,7 @@ def _latencies(result: Result) -> Table:
 
 FATES = (
     *("published", "confirmed", "refused", "unknown", "expected", "delivered", "lost", "doubled"),
-    *("altered", "late", "strange"),
+    *("altered", "late", "orphan"),
 )
 
 

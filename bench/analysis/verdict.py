@@ -68,7 +68,7 @@ def _worst(texts: Mapping[Client, str], severity: Callable[[Client], float]) -> 
     found = sorted((each for each in texts if texts[each]), key=severity, reverse=True)
     if len(found) <= LINES_MAX:
         return [texts[each] for each in found]
-    return [f"{texts[found[0]]} (and {len(found) - 1} others less so)"]
+    return [f"{texts[found[0]]} (the worst of {len(found)} clients)"]
 
 
 def _busy(client: Client) -> str:

@@ -129,7 +129,7 @@ class Fates:
 
     lost: pairs of a confirmed message and a subscription that never had it. doubled: deliveries after the
     first of a pair. late: first deliveries after a later one of that publisher and broker, at one consumer.
-    strange: deliveries of messages that no publisher has sent. unknown: messages of unknown outcome;
+    orphan: deliveries of messages that no publisher has sent. unknown: messages of unknown outcome;
     unknown_delivered: pairs of these that were delivered. examples: fault -> names.
     """
 
@@ -143,7 +143,7 @@ class Fates:
     doubled: int = 0
     altered: int = 0
     late: int = 0
-    strange: int = 0
+    orphan: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -157,7 +157,7 @@ class Fates:
         told = {
             "confirmed and never delivered": self.lost,
             "altered": self.altered,
-            "delivered and never published": self.strange,
+            "delivered and never published": self.orphan,
         }
         return [f"{count:,} {what}" for what, count in told.items() if count]
 
@@ -219,10 +219,10 @@ def _judge_subscription(
 ) -> None:
     publishers = np.concatenate([each.publishers for each in received])
     sequences = np.concatenate([each.sequences for each in received])
-    fates.strange += int((~np.isin(publishers, list(outcomes))).sum())
+    fates.orphan += int((~np.isin(publishers, list(outcomes))).sum())
     for publisher, outcome in outcomes.items():
         had = sequences[publishers == publisher]
-        fates.strange += int((had >= len(outcome)).sum())
+        fates.orphan += int((had >= len(outcome)).sum())
         times = np.bincount(had[had < len(outcome)], minlength=len(outcome))
         confirmed, came = outcome == CONFIRMED, times > 0
         fates.expected += int(confirmed.sum())

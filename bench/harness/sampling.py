@@ -71,7 +71,7 @@ class Usage:
     @property
     def others(self) -> str:
         """The cores that neither brokers nor load processes used, in words."""
-        return f"all else kept {self.rest:.2f} of {plural(self.cores, 'core')} busy"
+        return f"other processes used {self.rest:.2f} of {plural(self.cores, 'core')}"
 
     def __str__(self) -> str:
         told = (

@@ -65,7 +65,7 @@ def test_every_message_of_a_run_has_its_fate_and_nothing_of_the_system_stays(
     fates = result.fates
     assert fates is not None
     assert fates.published == fates.confirmed == fates.delivered > RATE_PER_S
-    assert (fates.lost, fates.altered, fates.strange) == (0, 0, 0)
+    assert (fates.lost, fates.altered, fates.orphan) == (0, 0, 0)
     assert result.per_s > 0
     for measure in ("confirm", "service", "delivery"):
         assert percentiles(result.bins(measure))["p50"] > 0

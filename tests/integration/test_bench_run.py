@@ -61,7 +61,7 @@ def test_every_message_of_a_run_has_its_fate_and_its_time(
     result = measured(profile("whole"), tmp_path / "run", Standalone(cluster))
     fates = judged(result)
     assert fates.published == fates.confirmed == fates.delivered > 200
-    assert (fates.lost, fates.altered, fates.strange) == (0, 0, 0)
+    assert (fates.lost, fates.altered, fates.orphan) == (0, 0, 0)
     assert result.about["complete"]
     assert sum(result.latencies["confirm"].whole().values()) == fates.published
     assert sum(result.latencies["delivery"].whole().values()) == fates.delivered + fates.doubled
@@ -152,7 +152,7 @@ def test_a_broker_that_freezes_and_consumers_that_come_late_are_told_and_lose_no
     result = measured(wanted, tmp_path / "run", Standalone(cluster))
     fates = judged(result)
     assert fates.published == fates.confirmed + fates.unknown > 200
-    assert (fates.lost, fates.altered, fates.strange) == (0, 0, 0)
+    assert (fates.lost, fates.altered, fates.orphan) == (0, 0, 0)
     (done,) = result.about["disturbances"]
     broker = cluster.node(cluster.names[0]).broker
     assert done["what"] == f"freeze {broker}"

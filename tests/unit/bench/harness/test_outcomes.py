@@ -97,7 +97,7 @@ def test_a_subscription_is_owed_the_messages_of_its_own_topic() -> None:
     found = judge(outcomes, [own, other], topics.__getitem__)
     assert (found.expected, found.delivered, found.faults) == (5, 5, [])
     astray = dataclasses.replace(received([0]), subscription="bills/b")
-    assert judge(outcomes, [own, other, astray], topics.__getitem__).strange == 1
+    assert judge(outcomes, [own, other, astray], topics.__getitem__).orphan == 1
 
 
 def test_unknown_outcomes_are_resolved_and_refused_ones_are_owed_to_nobody() -> None:
@@ -111,7 +111,7 @@ def test_what_nobody_sent_and_what_is_altered_are_faults() -> None:
     strange = received([0, 9], publisher=0)
     foreign = received([0], publisher=7)
     found = audit(confirmed(1), [strange, foreign, received([], altered=2)])
-    assert (found.strange, found.altered) == (2, 2)
+    assert (found.orphan, found.altered) == (2, 2)
     assert found.faults == ["2 altered", "2 delivered and never published"]
 
 
