@@ -270,7 +270,9 @@ def test_a_system_that_takes_nothing_ends_the_search(first: float) -> None:
 def test_a_search_ends_after_three_rates_at_which_the_load_was_the_limit() -> None:
     search = Knee(first=600, top=10_000)
     searched(
-        search, 0, "publisher-0 handled 1 % late or more: its pacer was the bottleneck; other processes"
+        search,
+        0,
+        "publisher-0 handled 1 % late or more: its pacer was the bottleneck; other processes",
     )
     assert [each.rate for each in search.tries] == [600, 600, 300, 300, 150, 150]
     assert search.answer(20) == (
