@@ -501,6 +501,18 @@ def read_item(item: object) -> Wanted:
     return with_options(item["name"], {key: item[key] for key in item if key != "name"})
 
 
+def against_partitions(
+    wanted: Subscription | Stream, own: str | int, of_topic: str | int | None
+) -> str:
+    """Return why it cannot be read with `own` partitions, "" where it can. of_topic: None: no such topic."""
+    if own == (of_topic or 0):
+        return ""
+    if of_topic is None:
+        todo = f"messagebus declare {wanted.topic} --partitions {own}"
+        return f"{wanted}: its topic, with {own} partitions, has to be declared first: {todo}"
+    return f"{wanted}: partitions is wanted {own} and its topic exists with {of_topic}"
+
+
 def differences(wanted: Wanted, options: Options) -> str:
     """Return how `wanted` differs from an existing one with these options; "" for no difference.
 

@@ -42,6 +42,7 @@ from messagebus.topology import (
     Declarations,
     Options,
     Wanted,
+    against_partitions,
     declarations,
     differences,
     options_of,
@@ -390,6 +391,9 @@ class MemoryBrokers:
             topic = self._wanted.get(str(wanted.topic))
             if isinstance(topic, Topic) and topic.partitions:
                 return replace(wanted, topic=topic)
+            of_topic = 0 if topic else None
+            if told := against_partitions(wanted, wanted.topic.partitions, of_topic):
+                raise TopologyMismatch(told)
         return wanted
 
     def _declare_segments(self, wanted: Wanted) -> Options:

@@ -29,6 +29,7 @@ from messagebus import (
     Status,
     Subscription,
     Topic,
+    TopologyMismatch,
     Unroutable,
 )
 from messagebus._io.consume import copies
@@ -390,6 +391,19 @@ async def test_a_retry_in_its_place_waits_for_the_clock_with_what_is_behind_it(
     bus.advance(5)
     await bus.handled()
     assert (handler.runs, bus.delayed(), bus.due_in_s()) == ([1, 2, 1], 0, None)
+
+
+async def test_a_subscription_of_partitions_that_nobody_declared_is_refused_as_by_agents(
+    clients: Clients,
+) -> None:
+    payments = Topic("payments", partitions=8)
+    consumer = clients.bus.async_consumer(payments, subscription="ledger")
+    with pytest.raises(TopologyMismatch, match="messagebus declare payments --partitions 8"):
+        await consumer.start(require="all")
+    clients.bus.declare("clicks")
+    with pytest.raises(TopologyMismatch, match="wanted 8 and its topic exists with 0"):
+        clients.bus.declare(Subscription(Topic("clicks", partitions=8), "counted"))
+    clients.bus.declare(payments, "payments/ledger")
 
 
 def test_a_thread_waits_for_no_retry_in_its_place() -> None:

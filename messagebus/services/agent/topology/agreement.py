@@ -51,6 +51,7 @@ from messagebus.topology import (
     STREAM_PREFIX,
     Options,
     Wanted,
+    against_partitions,
     differences,
     options_of,
     parse_wanted,
@@ -527,9 +528,9 @@ def _against_others(wanted: Wanted, options: Options, standing: Mapping[str, Opt
 
 def _against_topic(wanted: Subscription | Stream, options: Options, topic: Options | None) -> str:
     """Return what of a subscription or stream its topic does not allow, "" for nothing."""
-    count, own = (topic or {}).get(PARTITIONS, 0), options.get(PARTITIONS, 0)
-    if own != count:
-        return f"{wanted}: partitions is wanted {own} and its topic exists with {count}"
+    count = None if topic is None else topic.get(PARTITIONS, 0)
+    if told := against_partitions(wanted, options.get(PARTITIONS, 0), count):
+        return told
     if not count and "ordered" in options:
         return f"{wanted}: ordered is for subscriptions of a topic with partitions"
     if count and options.get("expires_s"):
