@@ -14,6 +14,10 @@ from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE
 from bench.load.profile import KEY_HEADER, Profile
+from messagebus import BusConfig
+
+# After the end of a connection.
+AGAIN_S = 0.5
 
 started, durability = started_direct, durability_direct
 
@@ -119,3 +123,52 @@ async def _opened(peer: Peer) -> tuple[Any, Any, str]:
     channel = await asyncio.wait_for(ready, OPEN_WITHIN_S)
     name = connection.server_properties.get("cluster_name", peer.broker)
     return connection, channel, name.decode() if isinstance(name, bytes) else str(name)
+
+
+class Kept:
+    """A connection with a channel and confirms that is opened again, AGAIN_S after its end: a client's floor.
+
+    places: for connections that are opened at the same time.
+    """
+
+    def __init__(self, bus: BusConfig, places: asyncio.Semaphore) -> None:
+        self._address = bus.address
+        self._login = pika.PlainCredentials(bus.current_user(), bus.current_password().reveal())
+        self._places = places
+        self.broker = ""
+        """The broker that it is connected to, "" for none."""
+
+    async def run(self) -> None:
+        while True:
+            over = asyncio.Event()
+            async with self._places:
+                ready = asyncio.get_running_loop().create_future()
+                connection = self._connect(ready, over)
+                opened = await ready
+            if opened:
+                self.broker = connection.server_properties["cluster_name"].decode()
+                await over.wait()
+                self.broker = ""
+            await asyncio.sleep(AGAIN_S)
+
+    def _connect(self, ready: asyncio.Future[bool], over: asyncio.Event) -> AsyncioConnection:
+        def ended(_connection: Any, _why: Exception) -> None:
+            over.set()
+            done(False)
+
+        def done(opened: bool) -> None:
+            if not ready.done():
+                ready.set_result(opened)
+
+        def with_confirms(channel: Any) -> None:
+            channel.confirm_delivery(lambda _frame: None, callback=lambda _frame: done(True))
+
+        return AsyncioConnection(
+            pika.ConnectionParameters(
+                host=self._address.host, port=self._address.port, credentials=self._login
+            ),
+            on_open_callback=lambda opened: opened.channel(on_open_callback=with_confirms),
+            on_open_error_callback=ended,
+            on_close_callback=ended,
+            custom_ioloop=asyncio.get_running_loop(),
+        )

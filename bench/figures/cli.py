@@ -22,7 +22,7 @@ from bench.figures.figure import Figure, figures_table
 from bench.figures.full_speed import group
 from bench.figures.groups import BEHIND_HAPROXY, DEFAULT_REPEAT, Clusters, Group, Setup
 from bench.figures.reach import client as reach_client
-from bench.figures.reach import deflate, forward, simulated, sixteen, topology
+from bench.figures.reach import deflate, forward, simulated, sixteen, storm, topology
 from bench.figures.results import check_keeping, counted_now, keep, update
 from bench.harness.loop import best_loop
 from messagebus.terminal import duration
@@ -45,6 +45,7 @@ GROUPS = (
     deflate.GROUP,
     forward.GROUP,
     sixteen.GROUP,
+    storm.GROUP,
     topology.GROUP,
     confirm_gaps.GROUP,
     playbooks.GROUP,
@@ -92,7 +93,8 @@ def figures(
 
     GROUPS are names, such as client.publish, or their common beginnings: client (publish, consume, batch,
     threads, handlers, redundant, mesh, gap), feature (order, dedup, spool, outbox, replay, recorder),
-    gateway, measure (audit), reach (simulated, client, deflate, forward, sixteen, topology), ops (playbooks,
+    gateway, measure (audit), reach (simulated, client, deflate, forward, sixteen, storm,
+    topology), ops (playbooks,
     failover).
 
     Prints a table, and writes the samples of each group into out/figures. Other load of the machine affects

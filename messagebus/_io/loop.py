@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextvars import Context
 from pathlib import Path
@@ -402,6 +402,25 @@ class Conditions:
                 done.set_result(None)
             else:
                 self.waiting.append((condition, done))
+
+
+@contextlib.asynccontextmanager
+async def held(place: asyncio.Semaphore, at_most_s: Callable[[], float]) -> AsyncIterator[None]:
+    """Hold a place during the block, but not for longer than this, which is looked up when it is taken."""
+    await place.acquire()
+    holds = [True]
+
+    def leave() -> None:
+        if holds:
+            holds.clear()
+            place.release()
+
+    late = asyncio.get_running_loop().call_later(at_most_s(), leave)
+    try:
+        yield
+    finally:
+        late.cancel()
+        leave()
 
 
 def starved_s(native_id: int) -> float:

@@ -7,11 +7,23 @@ memory. The drivers above it are the same, so both buses behave uniform.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+import weakref
+from collections import Counter
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from messagebus._io.loop import held
 from messagebus.broker import Broker, BrokerList
 from messagebus.clock import monotonic_ms
 from messagebus.core.membership import ListKeeper
@@ -31,6 +43,54 @@ TOO_LATE = "no answer in time"
 NEWS_WAIT_S = 30
 # One that failed, or brought nothing new, is asked again after twice the first, and so on.
 ASK_AGAIN_S, ASK_AGAIN_MAX_S = 0.1, 5.0
+# Dials of one loop at one address at the same time. RabbitMQ ends a handshake that takes 10 s, and all that
+# are under way share its processors: 320 at once on a busy machine of two cores took longer, were ended, and
+# began again.
+DIALS_AT_ADDRESS = 4
+# A dial holds its place for so many times as long as those that succeed: one that has no answer must not keep
+# the rest waiting, and all are slow where the broker has much to do.
+TURN_TIMES, TURN_S, TURN_MAX_S = 4, 0.1, 10.0
+# Before the first one has succeeded.
+FIRST_TURN_S = 1.0
+
+
+class DialTurns:
+    """The turns of all clients of one loop at each address."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()
+        self._mean_s = FIRST_TURN_S / TURN_TIMES  # of dials that succeeded lately
+
+    @classmethod
+    def here(cls) -> DialTurns:
+        """Return those of the running loop."""
+        return _turns.setdefault(asyncio.get_running_loop(), cls())
+
+    @contextlib.asynccontextmanager
+    async def turn(self, address: str) -> AsyncIterator[None]:
+        """Wait for a place at an address; hold it for a dial, but not for longer than `_turn_s`."""
+        self._users[address] += 1
+        place = self._places.setdefault(address, asyncio.Semaphore(DIALS_AT_ADDRESS))
+        try:
+            async with held(place, lambda: self._turn_s):
+                loop = asyncio.get_running_loop()
+                began_s = loop.time()
+                yield
+                self._mean_s += (loop.time() - began_s - self._mean_s) / 8
+        finally:
+            self._users[address] -= 1
+            if not self._users[address]:
+                del self._users[address], self._places[address]
+
+    @property
+    def _turn_s(self) -> float:
+        return min(max(TURN_S, TURN_TIMES * self._mean_s), TURN_MAX_S)
+
+
+_turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, DialTurns] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Outage:

@@ -25,8 +25,8 @@ from messagebus._io.consume.idle import IdleLinks
 from messagebus._io.consume.inbox import Inbox
 from messagebus._io.consume.pipeline import Pipeline
 from messagebus._io.consume.registering import Registering
-from messagebus._io.loop import Conditions, Tasks
-from messagebus._io.wire import TOO_LATE, Outage, Wire, is_absent
+from messagebus._io.loop import Conditions, Tasks, held
+from messagebus._io.wire import TOO_LATE, DialTurns, Outage, Wire, is_absent
 from messagebus.broker import Broker, BrokerList
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, ConsumerConfig
@@ -60,22 +60,11 @@ class Dials:
         self._free = asyncio.Semaphore(DIALS_AT_ONCE)
 
     @contextlib.asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold one of the places, until the dial ends or its turn is over."""
-        await self._free.acquire()
-        holds = [True]
-
-        def leave() -> None:
-            if holds:
-                holds.clear()
-                self._free.release()
-
-        late = asyncio.get_running_loop().call_later(DIAL_TURN_S, leave)
-        try:
+    async def place(self, broker: str) -> AsyncIterator[None]:
+        """Hold one of the places, and one among the other clients that dial this broker."""
+        address = broker.partition(SEGMENT_MARK)[0]
+        async with held(self._free, lambda: DIAL_TURN_S), DialTurns.here().turn(address):
             yield
-        finally:
-            late.cancel()
-            leave()
 
 
 class ConsumerLinks:
@@ -170,7 +159,7 @@ class ConsumerLinks:
         timeout_ms = whole_ms(min(last_s, first_s * 2 ** min(failures, 10)))
         link: Link | None = None
         try:
-            async with self._dials.place(), asyncio.timeout(timeout_ms / 1000):
+            async with self._dials.place(broker), asyncio.timeout(timeout_ms / 1000):
                 if self.segments is not None:
                     link = await self.segments.dial(broker, timeout_ms=timeout_ms)
                 else:

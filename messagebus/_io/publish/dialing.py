@@ -10,7 +10,7 @@ from messagebus._io.amqp.link import Link
 from messagebus._io.loop import Tasks
 from messagebus._io.publish.routes import RoutePolicy
 from messagebus._io.publish.targets import Address
-from messagebus._io.wire import TOO_LATE, Outage, Wire
+from messagebus._io.wire import TOO_LATE, DialTurns, Outage, Wire
 from messagebus.broker import Broker
 from messagebus.clock import LogLimit
 from messagebus.config import BusConfig
@@ -76,7 +76,8 @@ class Dialer:
         """Try one dial. broker: None for any. A broker without a gate that is open is refused."""
         link: Link | None = None
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            address = (broker or self._bus.address).name
+            async with DialTurns.here().turn(address), asyncio.timeout(timeout_ms / 1000):
                 if broker is None:
                     link = await self._wire.dial(None, timeout_ms=timeout_ms)
                 else:
