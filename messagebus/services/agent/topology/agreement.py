@@ -69,6 +69,8 @@ CHANGE_ROUNDS = 5
 CHANGE_WAIT_S = 20.0
 PROBE_TIMEOUT_S = 1.0
 FSYNC, MQTT = "fsync", "mqtt"
+# Of the names that are confirmed together, among those that wait; no other key is like it.
+EXISTING = "existing"
 
 
 class NoMajority(TopologyError):
@@ -101,6 +103,7 @@ class Topology:
         self._upkeep, self._answering = upkeep, answering
         self._changing = asyncio.Lock()
         self._waiting: dict[str, asyncio.Task[Completion]] = {}
+        self._existing: dict[str, Options] = {}  # of the turn that waits under EXISTING
         self._storing = asyncio.Lock()
         self._stored_version = register.version
         # Names that the change under way is about to create, while the other agents are asked, and the
@@ -215,18 +218,42 @@ class Topology:
         """Create or delete names on every broker.
 
         Equal changes that wait here for their turn are made once, for all callers: many clients that
-        start together want the same.
+        start together want the same. Names that exist are confirmed together, whoever waits for which.
 
         options: the options of a name, as `messagebus.topology.options_of` gives them. Raises
         NoMajority, TopologyMismatch when one of them exists with other options or a part of its
         name on a broker differs, or TopologyError when another change has been under way for too long.
         """
         asked = {name: options.get(name, {}) if options else {} for name in names}
+        if alive and self._all_exist(asked):
+            with contextlib.suppress(TopologyMismatch):  # of a name that somebody else asked for
+                judged, together = await self._confirmed(asked)
+                if judged.complete or together.keys() == asked.keys():
+                    created = tuple(name for name in judged.created if name in asked)
+                    return replace(judged, created=created)
         key = json.dumps([alive, asked], sort_keys=True)
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._waiting[key] = asyncio.create_task(self._in_turn(key, asked, alive))
         return await asyncio.shield(waiting)
+
+    def _all_exist(self, asked: Mapping[str, Options]) -> bool:
+        """Return whether the map has all of these as they are asked for, and nothing is to be switched."""
+        exist = all(self._lives(name) and MQTT not in each for name, each in asked.items())
+        return exist and not resolve(self.register.entries, asked)[1]
+
+    async def _confirmed(
+        self, asked: Mapping[str, Options]
+    ) -> tuple[Completion, Mapping[str, Options]]:
+        """Add names to those that are confirmed in the next turn; return its end, and all its names."""
+        waiting = self._waiting.get(EXISTING)
+        if waiting is None:
+            self._existing = {}
+            turn = self._in_turn(EXISTING, self._existing, alive=True)
+            waiting = self._waiting[EXISTING] = asyncio.create_task(turn)
+        together = self._existing
+        together.update(asked)
+        return await asyncio.shield(waiting), together
 
     async def _in_turn(self, key: str, requested: Mapping[str, Options], alive: bool) -> Completion:
         try:

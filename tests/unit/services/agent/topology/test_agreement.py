@@ -213,6 +213,59 @@ async def test_an_equal_change_that_comes_while_one_is_made_has_a_turn_of_its_ow
     assert len(rig.peers.pushed) == 2
 
 
+async def _exist(rig: Rig, *names: str) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}]
+    await rig.topology.change(names, alive=True)
+    rig.peers.pushed.clear()
+
+
+async def test_existing_names_that_wait_for_their_turn_are_confirmed_together(rig: Rig) -> None:
+    """A thousand clients that start together would else ask every agent twice for each of them."""
+    names = [f"orders/s{number}" for number in range(50)]
+    await _exist(rig, *names)
+    judged = await asyncio.gather(
+        *(rig.topology.change([name], alive=True) for name in names * 2),
+        rig.topology.change(["new"], alive=True),
+    )
+    assert all(each.complete for each in judged)
+    assert [each.created for each in judged] == [()] * 100 + [("new",)]
+    pushed = [[each.wanted for each in entries] for entries in rig.peers.pushed]
+    assert pushed == [names, ["new"]]
+
+
+async def test_who_waits_together_with_a_name_that_is_refused_is_answered_alone(rig: Rig) -> None:
+    """Somebody deletes a name, and makes it with other options, while its confirmation waits."""
+    billing, expiring = "orders/billing", {"orders/billing": {"expires_s": 60}}
+    await _exist(rig, "orders/audit")
+    await rig.topology.change([billing], alive=True, options=expiring)
+    async with rig.topology._changing:
+        asks = [
+            asyncio.create_task(rig.topology.change([billing], alive=True, options=expiring)),
+            asyncio.create_task(rig.topology.change(["orders/audit"], alive=True)),
+        ]
+        await asyncio.sleep(0)
+        for alive in (False, True):
+            rig.register.change([billing], alive=alive, answered=[B, C])
+    refused, judged = await asyncio.gather(*asks, return_exceptions=True)
+    assert isinstance(refused, TopologyMismatch)
+    assert not isinstance(judged, BaseException)
+    assert judged.complete
+
+
+async def test_a_name_that_one_broker_lacks_leaves_the_others_complete(rig: Rig) -> None:
+    await _exist(rig, "orders/billing", "orders/audit")
+    no = PeerAnswer(answer="no", reason="refuses billing", stored=True, intact=True, entries=())
+    together, billing, audit = {B: no, C: held()}, {B: no, C: held()}, {B: held(), C: held()}
+    rig.peers.answers = [together, billing, audit]
+    judged = await asyncio.gather(
+        rig.topology.change(["orders/billing"], alive=True),
+        rig.topology.change(["orders/audit"], alive=True),
+    )
+    assert [each.complete for each in judged] == [False, True]
+    assert judged[0].missing == {B: "refuses billing"}
+
+
 async def test_who_gives_up_waiting_leaves_the_others_their_answer(rig: Rig) -> None:
     rig.peers.maps = {B: EMPTY, C: EMPTY}
     rig.peers.answers = [{B: held(), C: held()}]
