@@ -121,8 +121,12 @@ async def _opened(peer: Peer) -> tuple[Any, Any, str]:
         custom_ioloop=asyncio.get_running_loop(),
     )
     channel = await asyncio.wait_for(ready, OPEN_WITHIN_S)
-    name = connection.server_properties.get("cluster_name", peer.broker)
-    return connection, channel, name.decode() if isinstance(name, bytes) else str(name)
+    return connection, channel, _name_of(connection, peer.broker)
+
+
+def _name_of(connection: AsyncioConnection, default: str) -> str:
+    name = connection.server_properties.get("cluster_name", default)
+    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 class Kept:
@@ -146,7 +150,7 @@ class Kept:
                 connection = self._connect(ready, over)
                 opened = await ready
             if opened:
-                self.broker = connection.server_properties["cluster_name"].decode()
+                self.broker = _name_of(connection, self._address.name)
                 await over.wait()
                 self.broker = ""
             await asyncio.sleep(AGAIN_S)

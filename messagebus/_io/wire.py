@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from messagebus._io.loop import held
 from messagebus.broker import Broker, BrokerList
-from messagebus.clock import monotonic_ms
+from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
 from messagebus.errors import NOT_FOUND, ChannelRefused, LinkLost, MessageBusError, docs_of
@@ -60,7 +60,7 @@ class DialTurns:
     def __init__(self) -> None:
         self._places: dict[str, asyncio.Semaphore] = {}
         self._users: Counter[str] = Counter()
-        self._mean_s = FIRST_TURN_S / TURN_TIMES  # of dials that succeeded lately
+        self._mean_s = 0.0  # of dials that succeeded lately; 0 before the first one
 
     @classmethod
     def here(cls) -> DialTurns:
@@ -77,15 +77,28 @@ class DialTurns:
                 loop = asyncio.get_running_loop()
                 began_s = loop.time()
                 yield
-                self._mean_s += (loop.time() - began_s - self._mean_s) / 8
+                took_s = loop.time() - began_s
+                self._mean_s = (
+                    self._mean_s + (took_s - self._mean_s) / 8 if self._mean_s else took_s
+                )
         finally:
             self._users[address] -= 1
             if not self._users[address]:
                 del self._users[address], self._places[address]
 
+    def timeout_ms(self, address: str, wanted_ms: int, most_s: float) -> int:
+        """Return the time to give a dial: more than wanted while others wait, and those that succeed take it.
+
+        A dial that is given up has cost its broker as much as one that succeeds, and is made again.
+        """
+        if self._users[address] <= DIALS_AT_ADDRESS:
+            return wanted_ms
+        return max(wanted_ms, whole_ms(min(TURN_TIMES * self._mean_s, most_s)))
+
     @property
     def _turn_s(self) -> float:
-        return min(max(TURN_S, TURN_TIMES * self._mean_s), TURN_MAX_S)
+        usual_s = TURN_TIMES * self._mean_s or FIRST_TURN_S
+        return min(max(TURN_S, usual_s), TURN_MAX_S)
 
 
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, DialTurns] = (

@@ -60,11 +60,14 @@ class Dials:
         self._free = asyncio.Semaphore(DIALS_AT_ONCE)
 
     @contextlib.asynccontextmanager
-    async def place(self, broker: str) -> AsyncIterator[None]:
-        """Hold one of the places, and one among the other clients that dial this broker."""
-        address = broker.partition(SEGMENT_MARK)[0]
-        async with held(self._free, lambda: DIAL_TURN_S), DialTurns.here().turn(address):
-            yield
+    async def place(self, broker: str, timeout_ms: int, most_s: float) -> AsyncIterator[int]:
+        """Hold one of the places, and one among the other clients that dial this broker.
+
+        Yields the time in ms to give the dial: see `DialTurns.timeout_ms`.
+        """
+        turns, address = DialTurns.here(), broker.partition(SEGMENT_MARK)[0]
+        async with held(self._free, lambda: DIAL_TURN_S), turns.turn(address):
+            yield turns.timeout_ms(address, timeout_ms, most_s)
 
 
 class ConsumerLinks:
@@ -159,12 +162,13 @@ class ConsumerLinks:
         timeout_ms = whole_ms(min(last_s, first_s * 2 ** min(failures, 10)))
         link: Link | None = None
         try:
-            async with self._dials.place(broker), asyncio.timeout(timeout_ms / 1000):
-                if self.segments is not None:
-                    link = await self.segments.dial(broker, timeout_ms=timeout_ms)
-                else:
-                    link = await self._wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
-                await self._consume(broker, link)
+            async with self._dials.place(broker, timeout_ms, last_s) as timeout_ms:
+                async with asyncio.timeout(timeout_ms / 1000):
+                    if self.segments is not None:
+                        link = await self.segments.dial(broker, timeout_ms=timeout_ms)
+                    else:
+                        link = await self._wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
+                    await self._consume(broker, link)
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()

@@ -76,16 +76,18 @@ class Dialer:
         """Try one dial. broker: None for any. A broker without a gate that is open is refused."""
         link: Link | None = None
         try:
-            address = (broker or self._bus.address).name
-            async with DialTurns.here().turn(address), asyncio.timeout(timeout_ms / 1000):
-                if broker is None:
-                    link = await self._wire.dial(None, timeout_ms=timeout_ms)
-                else:
-                    dial = self._wire.dial_to_publish
-                    link = await dial(broker, timeout_ms=timeout_ms, waits=self._policy.stays)
-                self._user.listen(number, link)
-                await link.confirm_select()
-                unseen = await self._user.verify(link)
+            turns, address = DialTurns.here(), (broker or self._bus.address).name
+            async with turns.turn(address):
+                timeout_ms = turns.timeout_ms(address, timeout_ms, self._bus.dial_timeout_max_s)
+                async with asyncio.timeout(timeout_ms / 1000):
+                    if broker is None:
+                        link = await self._wire.dial(None, timeout_ms=timeout_ms)
+                    else:
+                        dial = self._wire.dial_to_publish
+                        link = await dial(broker, timeout_ms=timeout_ms, waits=self._policy.stays)
+                    self._user.listen(number, link)
+                    await link.confirm_select()
+                    unseen = await self._user.verify(link)
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()

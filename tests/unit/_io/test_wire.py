@@ -85,6 +85,27 @@ def test_a_dial_without_an_answer_keeps_the_others_no_longer_than_a_few_of_their
     in_virtual_time(work())
 
 
+def test_a_dial_is_not_given_up_before_the_time_that_others_take_now() -> None:
+    """Under load each of them would cost its broker a login, be given up, and be made again."""
+
+    async def work() -> None:
+        dials, turns, address = Dials(), DialTurns.here(), "mb1:5672"
+        await asyncio.gather(*(dials.dial(address, 1.0) for _ in range(20)))
+        assert turns.timeout_ms(address, 500, 8.0) == 500, "nobody else dials"
+        others = asyncio.gather(*(dials.dial(address, 1.0) for _ in range(20)))
+        await asyncio.sleep(0.5)
+        assert turns.timeout_ms(address, 500, 8.0) == TURN_TIMES * 1_000
+        assert turns.timeout_ms(address, 500, 2.0) == 2_000, "no longer than the setting allows"
+        assert turns.timeout_ms(address, 6_000, 8.0) == 6_000
+        await others
+        others = asyncio.gather(*(dials.dial(address, 0.01) for _ in range(80)))
+        await asyncio.sleep(0.15)
+        assert turns.timeout_ms(address, 500, 8.0) == 500
+        await others
+
+    in_virtual_time(work())
+
+
 @pytest.mark.parametrize(
     "make",
     [
