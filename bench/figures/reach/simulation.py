@@ -47,11 +47,15 @@ LOOK_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The times of lines, in ms. refused: until a port refuses. login: until a link is open."""
+    """The times of lines, in ms. refused: until a port refuses. login: until a link is open.
+
+    lateness_ms: of processes that wait for a core, one of these each time; empty for hosts that are not busy.
+    """
 
     answer_ms: float = 1.0
     refused_ms: float = 1.0
     login_ms: float = 10.0
+    lateness_ms: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +138,18 @@ class Simulation:
         """
         began_ms = self._loop.now_ms
         at_ms = [
-            self.chance.uniform(0, LOOK_INTERVAL_S * 1000) + self.lines.answer_ms
+            self.chance.uniform(0, LOOK_INTERVAL_S * 1000) + self.lines.answer_ms + self._late_ms()
             for _ in range(self.size.brokers)
         ]
-        for consumer in self.consumers:
-            wait_ms = self.chance.choice(at_ms)
+        waits_ms = [self.chance.choice(at_ms) + self._late_ms() for _ in self.consumers]
+        for consumer, wait_ms in zip(self.consumers, waits_ms, strict=True):
             self._loop.call_later(wait_ms / 1000, self._listed, consumer)
-        await asyncio.sleep(LOOK_INTERVAL_S + self.lines.answer_ms / 1000 + 0.001)
+        longest_ms = max(LOOK_INTERVAL_S * 1000 + self.lines.answer_ms, *waits_ms)
+        await asyncio.sleep(longest_ms / 1000 + 0.001)
         return max(each.list_at_ms for each in self.consumers) - began_ms
+
+    def _late_ms(self) -> float:
+        return self.chance.choice(self.lines.lateness_ms) if self.lines.lateness_ms else 0.0
 
     def _listed(self, consumer: Consumer) -> None:
         consumer.list_at_ms = self._loop.now_ms

@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -78,10 +79,13 @@ def sixteen_figures(setup: Setup) -> Iterator[Figure]:
         kb = (memory_mb(cluster)[0] - full_mb) / consumers * 1e3
         yield make("link_kb", "Memory of a broker for the link of a consumer", kb, "KB")
         found = {}
+        _answers(clients)
         found["agent_requests"] = yield from _at_rest(cluster, make, name)
+        late = [ms for each in _answers(clients) for ms in each["late_ms"]]
         found["spread_ms"] = _spread(cluster, clients)
         setup.say(f"the last consumer had the new list after {found['spread_ms']:.0f} ms")
         found["dials_10s"], lines = yield from _killed(cluster, make, name, clients, consumers)
+    lines = replace(lines, lateness_ms=late)
     yield from _beside_simulation(make, name, consumers, found, lines)
 
 
@@ -288,13 +292,14 @@ async def main(first: int, count: int) -> None:
             known_s.setdefault(generation, time.monotonic())
             await asyncio.sleep(POLL_S)
 
-    refused = list[float]()
+    refused, late = list[float](), list[float]()
 
     async def refuse() -> None:
         """Note what a dial takes that is refused, and how late its timer is."""
         while True:
             began_s = time.monotonic()
             await asyncio.sleep(REFUSE_S)
+            late.append(time.monotonic() - began_s - REFUSE_S)
             with suppress(ConnectionRefusedError):
                 await asyncio.open_connection(*NOBODY)
             refused.append(time.monotonic() - began_s - REFUSE_S)
@@ -307,12 +312,14 @@ async def main(first: int, count: int) -> None:
             "rss_bytes": psutil.Process().memory_info().rss - before,
             "links": sum(one.state == "open" for each in brokers for one in each),
             "known_s": known_s,
+            "late_ms": [1e3 * each for each in late],
             "refused_ms": 1e3 * sum(refused) / max(1, len(refused)),
             "failed": [failed.seconds[second] for second in range(60)],
         }
         print(json.dumps(state), flush=True)
         failed.begin()
         refused.clear()
+        late.clear()
         if not await loop.run_in_executor(None, sys.stdin.readline):
             break
     watching.cancel()
