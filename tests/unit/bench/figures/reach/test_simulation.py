@@ -151,7 +151,18 @@ def test_the_simulation_says_what_sixteen_brokers_measure(run: Run) -> None:
     assert told["agent_requests"] == pytest.approx(PULL_PEERS, rel=0.1)
 
 
+def test_on_a_busy_machine_the_last_consumer_is_later_by_the_lateness_of_its_processes(
+    run: Run,
+) -> None:
+    size = Size(16, 20, 1, 1_000.0)
+    assert run(lambda: Simulation(size).spread()) < 202
+    # Of an agent, and of a consumer.
+    late = Lines(lateness_ms=(0.0, 300.0))
+    assert 300 < run(lambda: Simulation(size, lines=late).spread()) < 802
+
+
 def test_the_groups_of_reach_are_known() -> None:
     names = {group.name: group.brokers for group in GROUPS if group.name.startswith("reach.")}
     assert names["reach.simulated"] == names["reach.client"] == 0
-    assert (names["reach.sixteen"], names["reach.topology"]) == (16, 3)
+    assert names["reach.sixteen"] == names["reach.storm"] == 16
+    assert names["reach.topology"] == 3
