@@ -134,8 +134,8 @@ class BusConfig(_Settings):
         client has its own, of host, process and a random part.
     heartbeat_s: interval of AMQP's heartbeats in seconds; 0: none.
     dial_timeout_s: seconds for TCP connect and AMQP handshake together, at the first try; each failed try
-        doubles them, up to dial_timeout_max_s. Longer, while more than four clients of one event loop dial the
-        same address and their dials take longer.
+        doubles them, up to dial_timeout_max_s. Longer, while more than four clients of one event loop dial
+        the same address and their dials take longer.
     Relative paths of files start at the working directory of the process when the config is created.
     tls: True: every connection is encrypted and verified, also that of the list; the name in the
         certificate must be that of the host.
