@@ -231,7 +231,10 @@ def _import(name: str) -> ModuleType:
         raise
     except ModuleNotFoundError as fault:
         if fault.name is not None and (name == fault.name or name.startswith(f"{fault.name}.")):
-            raise ConfigError(f"no module {name!r} in {Path.cwd()} or sys.path") from None
+            told = f"no module {name!r} in {Path.cwd()} or sys.path"
+            above, _, app = name.rpartition(".")
+            hint = f"; for the app {app!r} of a module: {above}:{app}" if above else ""
+            raise ConfigError(f"{told}{hint}") from None
         raise ConfigError(_import_fault(name, fault)) from fault
     except BaseException as fault:  # SystemExit too: a script without `if __name__ ...`
         raise ConfigError(_import_fault(name, fault)) from fault

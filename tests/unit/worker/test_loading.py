@@ -55,7 +55,9 @@ def test_a_name_must_be_one(target: str) -> None:
 
 
 def test_what_is_not_there_is_told(here: Path) -> None:
-    assert fault_of("nowhere.at.all:app") == f"no module 'nowhere.at.all' in {here} or sys.path"
+    told = f"no module 'nowhere.at' in {here} or sys.path"
+    assert fault_of("nowhere.at") == f"{told}; for the app 'at' of a module: nowhere:at"
+    assert fault_of("nowhere:app") == f"no module 'nowhere' in {here} or sys.path"
     write(here / "shop3.py", "app = 5\n")
     assert fault_of("shop3:other") == "shop3 has no 'other': there is no App in it"
     assert fault_of("shop3:app") == "shop3:app is int, not a messagebus.App"
