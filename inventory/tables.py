@@ -76,7 +76,7 @@ class Timers:
     heartbeat_s: forms.Count = 60
     client_s: forms.Count = 180
     server_s: forms.Count = 180
-    connect_s: forms.Seconds = 0.25
+    connect_s: forms.Seconds = 0.1
     check_s: forms.Seconds = 1.0
     check_inter_s: forms.Seconds = 1.0
     check_fast_inter_s: forms.Seconds = 0.2

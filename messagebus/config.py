@@ -376,8 +376,9 @@ class PublisherConfig(_Settings):
     retry_unknown: True: a publish that a lost connection left unknown is sent again, with the same id.
     connection_lifetime_s: seconds after which the connection is renewed through the balancer, varied at
         random by up to 20 %.
-    confirm_slow_s: if the oldest confirm is outstanding for longer, the publisher moves to another broker. On
-        a slow line the time counts from the last byte of the message.
+    confirm_slow_s: if the oldest confirm is outstanding for longer, the publisher moves to another broker; so
+        it does if the broker confirms nothing at all for two fifths of this time while publishes wait. On a
+        slow line the time counts from the last byte of the message.
     batch: destination as text (``orders``, ``queue:jobs``) -> how its messages are packed; messages of
         other destinations are sent one by one.
     redundant: destinations, as text, whose messages two brokers must confirm; a call may override it.

@@ -130,6 +130,11 @@ class ConfirmWindow(Generic[ItemT]):
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def answered_count(self) -> int:
+        """The number of publishes that have been answered."""
+        return self._last_tag - len(self._open)
+
     def fill(self, queue: deque[ItemT], now_ms: int) -> list[ItemT]:
         """Take as many items off the queue as there is room for, in order: they are sent now.
 

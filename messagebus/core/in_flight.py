@@ -13,6 +13,9 @@ then. They are sent again one by one; the culprit ends a channel again, alone:
     lost with others ──▶ `waiting` ──▶ `alone`, while nothing else is open ──▶ answered, or refused
                             ▲              │
                             └── its link ended for another reason
+
+`Silence` measures how long a link has answered nothing at all, which a frozen broker or a cut line does, and
+a slow one does not.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from collections.abc import Callable, Iterable
 
 from messagebus.core.confirms import ConfirmWindow
 from messagebus.core.ends import END_TAKEN_OUT, NO_DEADLINE_MS, Entry, Item, unsettled_of
+
+# Twice the time between two looks at a link.
+LOOK_MAX_MS = 200
 
 
 class InFlight:
@@ -123,6 +129,30 @@ class InFlight:
         """Drop all links: all has its end."""
         self.windows.clear()
         self.current = None
+
+
+class Silence:
+    """The time for which the current link has answered nothing while publishes waited for it.
+
+    It is the sum of the times between looks, each counted as LOOK_MAX_MS at most: a process that was
+    suspended, or had no processor, has not listened either.
+    """
+
+    def __init__(self) -> None:
+        self.ms = 0
+        self._window: ConfirmWindow[Entry] | None = None
+        self._answered = self._looked_ms = 0
+
+    def look(self, in_flight: InFlight, now_ms: int) -> int:
+        """Look at the current link, at least each LOOK_MAX_MS. Returns its silence in ms, as far as known."""
+        window = in_flight.current
+        answered = 0 if window is None else window.answered_count
+        step_ms, self._looked_ms = min(now_ms - self._looked_ms, LOOK_MAX_MS), now_ms
+        if window is not self._window or answered != self._answered:
+            self._window, self._answered, self.ms = window, answered, 0
+        else:
+            self.ms = min(self.ms + step_ms, in_flight.unanswered_ms(now_ms))
+        return self.ms
 
 
 class OneByOne:

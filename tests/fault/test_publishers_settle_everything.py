@@ -157,8 +157,8 @@ def test_a_broker_in_alarm_is_left_and_its_consumers_go_on_acking(
 
 
 @pytest.mark.guarantee("one-broker-delays-no-other", "frozen-or-silent-link")
-def test_publishers_leave_a_frozen_broker_and_every_publish_ends(
-    broken: LocalCluster, bus: BusConfig, topic: str
+def test_publishers_leave_a_frozen_broker_for_its_silence_and_every_publish_ends(
+    broken: LocalCluster, bus: BusConfig, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with publishing(bus, f"queue:{topic}", config=PublisherConfig()) as load:
         eventually(lambda: len(load.sent) > 100, within_s=READY_WITHIN_S)
@@ -167,6 +167,7 @@ def test_publishers_leave_a_frozen_broker_and_every_publish_ends(
         frozen_ns = time.monotonic_ns()
         for publisher in load.publishers:
             _wait_elsewhere(publisher, frozen)
+        assert f"broker silent broker={frozen}" in caplog.text, "before its confirms are slow"
         eventually(lambda: len(load.confirmed(since_ns=frozen_ns)) > 100, within_s=READY_WITHIN_S)
         broken.thaw(broken.name_of(frozen))
     assert load.left_open == 0

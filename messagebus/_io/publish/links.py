@@ -41,6 +41,7 @@ from messagebus.broker import BrokerList
 from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.ends import TOO_LONG, Item
+from messagebus.core.in_flight import Silence
 from messagebus.core.pending import PendingPublishes
 from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
 from messagebus.errors import PRECONDITION_FAILED, ChannelRefused, LinkError
@@ -49,6 +50,9 @@ log = logging.getLogger("messagebus.publisher")
 
 # A retiring link waits this long for open answers; then these outcomes are unknown.
 RETIRE_MS = 10_000
+# A link that answers nothing for this part of `confirm_slow_s`, 0.6 s by default, while publishes wait, is
+# left: with the looks each 100 ms and the dial, publishers go on within a second. An error costs a login.
+SILENT_PERCENT = 40
 # Lifetime of a link that no other may replace.
 NEVER_MS = 1 << 60
 # Bytes of properties that fit a frame of RabbitMQ's default; a broker may agree to smaller frames.
@@ -76,12 +80,20 @@ class LinkUser(Protocol):
 
 @dataclass(slots=True)
 class Slowness:
-    """The link that was slow last, until when none is left for that, and the link that is dead."""
+    """The link that was slow last, until when none is left for that, and the link that is dead.
+
+    silent_ms: the time without any answer after which a link is left too. A broker that is slow, but alive,
+    has an answer now and then; a frozen one and a cut line have none.
+    """
 
     after_ms: int
     link: int = 0
     until_ms: int = 0
     dead: int = 0
+
+    @property
+    def silent_ms(self) -> int:
+        return max(1, self.after_ms * SILENT_PERCENT // 100)
 
 
 class Links:
@@ -124,6 +136,7 @@ class Links:
         self.on_adopted: Callable[[], None] | None = None
         """Called when a new link has become the current one."""
         self.slowness = Slowness(whole_ms(config.confirm_slow_s))
+        self.silence = Silence()
         self._unseen: list[Address] = []  # destinations that the dial did not look at
         self._taken: dict[int, int] = {}  # link -> bytes that the other side had at the last tick
         # The last list, and the names of all.
@@ -360,20 +373,24 @@ class Links:
         self._taken = taken
 
     def leave_if_slow(self, now: int) -> None:
-        """Leave a slow broker, once in 10 * confirm_slow_s until one answers: all may stall at fsync.
+        """Leave a slow or silent broker, once in 10 * confirm_slow_s until one answers.
 
-        One that no other may replace is kept: with a slow disk it answers later, and heartbeats end a dead
-        link.
+        All of them may stall at fsync. One that no other may replace is kept: with a slow disk it answers
+        later, and heartbeats end a dead link.
         """
         slowness, slow_ms = self.slowness, self.slowness.after_ms
         if self.current is None or self._policy.stays or now < slowness.until_ms:
             return
-        if not self.is_slow(now):
+        silent_ms = self.silence.look(self._pending.in_flight, now)
+        broker = self.route.broker or self.only_broker
+        if self.is_slow(now):
+            log.warning("broker slow broker=%s unanswered_ms>=%d", broker, slow_ms)
+        elif silent_ms >= slowness.silent_ms:
+            log.warning("broker silent broker=%s silent_ms>=%d", broker, slowness.silent_ms)
+        else:
             return
         number = self.route.current or 0
         slowness.link, slowness.until_ms = number, now + 10 * slow_ms
-        broker = self.route.broker or self.only_broker
-        log.warning("broker slow broker=%s unanswered_ms>=%d", broker, slow_ms)
         self.route.leave(now)
         link = self.open.get(number)
         if link is not None and not link.has_heartbeats:

@@ -13,6 +13,7 @@ from messagebus.core.route import (
     AVOIDED_MAX,
     BACKOFF_MAX_MS,
     DIALS_AT_ONCE,
+    HEDGE_PART,
     MOVE_TRIES_MAX,
     REFUSED_FIRST_MS,
     REFUSED_MAX_MS,
@@ -55,9 +56,9 @@ def test_without_a_link_it_dials_at_once() -> None:
 def test_a_second_dial_starts_before_the_first_is_given_up_and_no_third() -> None:
     made = route()
     made.tick(0)
-    assert made.next_due_ms() == FIRST_MS // 2
-    assert made.tick(FIRST_MS // 2 - 1) == []
-    assert made.tick(FIRST_MS // 2) == [Dial(2, FIRST_MS)]
+    assert made.next_due_ms() == FIRST_MS // HEDGE_PART
+    assert made.tick(FIRST_MS // HEDGE_PART - 1) == []
+    assert made.tick(FIRST_MS // HEDGE_PART) == [Dial(2, FIRST_MS)]
     assert made.next_due_ms() is None
     assert made.tick(10**6) == []
 
