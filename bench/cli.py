@@ -17,6 +17,8 @@ LATER = {
     "knee": ("bench.commands:knee", "Find the highest rate with latencies in bounds."),
     "overhead": ("bench.commands:overhead", "Measure what the harness costs a message."),
     "readme": ("bench.figures.cli:readme", "Write the newest figures into the pages."),
+    "relay": ("bench.harness.remote:relay", "One load process on another host."),
+    "remote": ("bench.harness.remote:remote", "The other end of relay."),
     "report": ("bench.commands:report", "Make the report of a run again from its files."),
     "run": ("bench.commands:run", "Measure what PROFILE says."),
     "worker": ("bench.harness.worker:worker", "One load process of a measured run."),

@@ -149,6 +149,13 @@ def profile_of(named: str) -> Profile:
 )
 @options.keep
 @click.option("--live", is_flag=True, help="Read streams of its topics by the live Spark job, too.")
+@click.option(
+    "--load-host",
+    "hosts",
+    multiple=True,
+    metavar="[USER@]HOST[:PORT]",
+    help="Run the load processes there, over SSH; several take turns.",
+)
 @options.network
 def run(
     profile: str,
@@ -158,6 +165,7 @@ def run(
     part: int,
     publish: bool,
     live: bool,
+    hosts: tuple[str, ...],
     network: str,
 ) -> None:
     """Measure what PROFILE says (a TOML file, or a name of bench/profiles) on a system of its own.
@@ -170,8 +178,8 @@ def run(
     """
     place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if profile in WORKLOADS and system is None:
-        if live:
-            raise InputInvalid("--live: of one profile, no workload")
+        if live or hosts:
+            raise InputInvalid(f"--{'live' if live else 'load-host'}: of one profile, no workload")
         make_folder(place)
         results = work_through(profile, place, network, repeat=repeat, part=part, publish=publish)
         if doubts := WORKLOADS[profile].doubts(results, place):
@@ -190,7 +198,7 @@ def run(
             started(wanted, network, click.echo) as running,
             shown_live(wanted, place, running) if live else nullcontext(),
         ):
-            results = [reported(wanted, each, running) for each in folders]
+            results = [reported(wanted, each, running, hosts) for each in folders]
         if faults := [fault for result in results for fault in result["faults"]]:
             raise DoesNotHold("; ".join(faults))
 
@@ -425,11 +433,14 @@ def overhead(messages: int, repeat: int, publish: bool) -> None:
         raise DoesNotHold(f"goals not met: {', '.join(missed)}")
 
 
-def measured(profile: Profile, folder: Path, running: Running) -> Result:
-    """Do one run on a running system and write its report; after a failure, report the files that exist."""
+def measured(profile: Profile, folder: Path, running: Running, hosts: Sequence[str] = ()) -> Result:
+    """Do one run on a running system and write its report; after a failure, report the files that exist.
+
+    hosts: as of `Workers`.
+    """
     running.declare(profile)
     try:
-        conduct(profile, folder, running, click.echo)
+        conduct(profile, folder, running, click.echo, hosts)
     except InputInvalid:
         # The folder may belong to another run.
         raise
@@ -457,13 +468,17 @@ def of_any_load(profile: Profile, folder: Path, running: Running) -> dict[str, A
     return found
 
 
-def reported(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
-    """Do one run and print its report."""
+def reported(
+    profile: Profile, folder: Path, running: Running, hosts: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Do one run and print its report. hosts: as of `Workers`."""
     if SYSTEMS[profile.system.name].own_load:
+        if hosts:
+            raise InputInvalid(f"--load-host: {profile.system.name} makes its load itself, here")
         found = of_any_load(profile, folder, running)
         click.echo((folder / "report.txt").read_text())
         return found
-    result = measured(profile, folder, running)
+    result = measured(profile, folder, running, hosts)
     show(result)
     return result.as_json()
 

@@ -295,6 +295,11 @@ def _end(process: Any) -> None:
         pass  # it was asked to end; an earlier end was reported already
 
 
+def ssh_command(host: str, argv: Sequence[str]) -> list[str]:
+    """Return the command here that runs argv on another host, with its standard input and output."""
+    return ["ssh", *_ssh_options(), f"ssh://{host}", shlex.join(argv)]
+
+
 def _ssh_options() -> list[str]:
     config = os.environ.get(ENV_SSH_CONFIG)
     return [

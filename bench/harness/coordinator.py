@@ -23,6 +23,7 @@ from bench.harness import sampling
 from bench.harness.interface import Running, durability
 from bench.harness.loop import best_loop
 from bench.harness.parts import PUBLISHER, read_parts
+from bench.harness.remote import about_hosts
 from bench.harness.sampling import Sampler
 from bench.harness.workers import (
     END_WITHIN_S,
@@ -49,20 +50,25 @@ QUIET_S = 3.0
 STOP_WITHIN_S = 120.0
 
 
-def conduct(profile: Profile, folder: Path, running: Running, say: Callable[[str], None]) -> Path:
-    """Do one run into a new folder, on a running system that has its topics.
+def conduct(
+    profile: Profile,
+    folder: Path,
+    running: Running,
+    say: Callable[[str], None],
+    hosts: Sequence[str] = (),
+) -> Path:
+    """Do one run into a new folder, on a running system that has its topics. hosts: as of `Workers`.
 
     Raises InputInvalid for a folder that is not empty, and for a steered load; BenchError when the load
     fails. The folder then has everything recorded until then, marked incomplete.
     """
-    if isinstance(profile.load.schedule, Steered):
-        raise InputInvalid("load.schedule: nobody steers a measured run; steered is for the demo")
+    _refuse(profile, hosts)
     make_empty_folder(folder)
     about = _beginning(profile, running)
     _save(folder, about)
     recording = _recording(profile, folder, about["environment"]["at"])
     children = Children(folder / "logs")
-    workers = Workers(profile, folder, children, recording)
+    workers = Workers(profile, folder, children, recording, hosts=hosts)
     sampler: Sampler | None = None
     disturber: Disturber | None = None
     brokers = [probe.broker for probe in running.probes()]
@@ -104,10 +110,17 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Callable[[str
             samples, busy = sampler.stop()
             sampling.save(folder / SAMPLES, samples)
             sampling.save(folder / MACHINE, busy)
-        about["environment"]["load_after"] = load_average()
+        about["environment"] |= {"load_after": load_average(), **about_hosts(folder)}
         about["parts"] = [part.name for part in read_parts(folder)]
         _save(folder, about)
     return folder
+
+
+def _refuse(profile: Profile, hosts: Sequence[str]) -> None:
+    if isinstance(profile.load.schedule, Steered):
+        raise InputInvalid("load.schedule: nobody steers a measured run; steered is for the demo")
+    if profile.events and hosts:
+        raise InputInvalid("events: rows of every message are of load processes on this host alone")
 
 
 def _beginning(profile: Profile, running: Running) -> dict[str, Any]:

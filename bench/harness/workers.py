@@ -30,6 +30,7 @@ from bench.load.profile import SECONDS_MAX, Load, Messages, Profile, Time, place
 from bench.load.schedule import Constant
 from bench.processes import Children, wait_until
 from bench.rows import Events, Tail, read_events
+from inventory.shell import ENV_SSH_CONFIG
 from messagebus import BusConfig, declare
 from messagebus.files import replace_file
 from messagebus.recording.files import anchor_now
@@ -179,6 +180,11 @@ def members(profile: Profile, kind: str, number: int) -> range:
     return range(number * each, min((number + 1) * each, of))
 
 
+def relayed(host: str, env: Iterable[str]) -> list[str]:
+    """Return the words that run a load process on another host. env: names of the variables that it gets."""
+    return ["relay", "--host", host, *(word for name in env for word in ("--env", name))]
+
+
 @dataclass(frozen=True, slots=True)
 class Recording:
     """The place of the rows of every message, and the run's id in them."""
@@ -189,6 +195,8 @@ class Recording:
 
 class Workers:
     """The load processes of one run. children: starts them; may have other processes too.
+
+    hosts: other hosts, for SSH, which get the processes by turns; none for this one.
 
     meanwhile: called again and again during each wait. A wait ends as failed only when nothing moves for
     STALLED_S: no client becomes ready or ends, no message is published or delivered, no log grows.
@@ -204,6 +212,7 @@ class Workers:
         children: Children,
         recording: Recording | None = None,
         *,
+        hosts: Sequence[str] = (),
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
         self.folder, self.profile = folder, profile
@@ -213,13 +222,19 @@ class Workers:
         self.start_ns = 0
         """Start of the load, on this process's monotonic clock."""
         self._children, self._recording, self._meanwhile = children, recording, meanwhile
+        self._hosts = hosts
         self._anchor = anchor_now("coordinator")
 
     def launch(self, env: Mapping[str, str]) -> None:
         """Start the processes; they connect, and wait for the start of the load."""
         replace_file(self.folder / PROFILE, json.dumps(self.profile.as_json(), indent=1))
-        plain = {k: v for k, v in os.environ.items() if not k.startswith("MESSAGEBUS_")}
-        command = [sys.executable, "-m", "bench", "worker", "--run", str(self.folder.resolve())]
+        kept = {ENV_SSH_CONFIG} if self._hosts else set[str]()
+        plain = {
+            name: value
+            for name, value in os.environ.items()
+            if name in kept or not name.startswith("MESSAGEBUS_")
+        }
+        command = ["--run", str(self.folder.resolve())]
         if recording := self._recording:
             command += [
                 "--recording",
@@ -229,7 +244,10 @@ class Workers:
             ]
         for kind, names in self.processes.items():
             while members(self.profile, kind, number := len(names)):
-                argv = [*command, "--kind", kind, "--number", str(number)]
+                there = self._hosts[number % len(self._hosts)] if self._hosts else ""
+                part = relayed(there, env) if there else ["worker"]
+                argv = [sys.executable, "-m", "bench", *part, *command]
+                argv += ["--kind", kind, "--number", str(number)]
                 names.append(f"{kind}-{number}")
                 self._children.start(names[-1], argv, plain | dict(env), CHECKOUT)
 

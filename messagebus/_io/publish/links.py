@@ -25,7 +25,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from messagebus._io.amqp.frames import HEADER_OVERHEAD
@@ -90,6 +90,7 @@ class Slowness:
     link: int = 0
     until_ms: int = 0
     dead: int = 0
+    silence: Silence = field(default_factory=Silence)
 
     @property
     def silent_ms(self) -> int:
@@ -136,7 +137,6 @@ class Links:
         self.on_adopted: Callable[[], None] | None = None
         """Called when a new link has become the current one."""
         self.slowness = Slowness(whole_ms(config.confirm_slow_s))
-        self.silence = Silence()
         self._unseen: list[Address] = []  # destinations that the dial did not look at
         self._taken: dict[int, int] = {}  # link -> bytes that the other side had at the last tick
         # The last list, and the names of all.
@@ -381,7 +381,7 @@ class Links:
         slowness, slow_ms = self.slowness, self.slowness.after_ms
         if self.current is None or self._policy.stays or now < slowness.until_ms:
             return
-        silent_ms = self.silence.look(self._pending.in_flight, now)
+        silent_ms = slowness.silence.look(self._pending.in_flight, now)
         broker = self.route.broker or self.only_broker
         if self.is_slow(now):
             log.warning("broker slow broker=%s unanswered_ms>=%d", broker, slow_ms)
