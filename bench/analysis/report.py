@@ -163,6 +163,7 @@ def _page(result: Result, charts: Sequence[Section]) -> Page:
             _about(result),
             f"a confirm means: {result.about['durability']}",
             *([f"while measured: {usage}"] if usage else []),
+            *(f"load from {host}" for host in result.about["environment"].get("load_hosts", ())),
         ),
         verdict=_verdict(result),
         faults=tuple(result.faults),

@@ -43,8 +43,8 @@ class Kind:
 
 
 KINDS = (
-    Kind("kill", "Broker killed (SIGKILL)", 0.25),
-    Kind("freeze", "Broker frozen (SIGSTOP)", 3.0),
+    Kind("kill", "Broker killed (SIGKILL)", 0.15),
+    Kind("freeze", "Broker frozen (SIGSTOP)", 1.0),
     Kind("alarm", "Broker in memory alarm", 3.0),
 )
 

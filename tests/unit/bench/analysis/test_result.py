@@ -417,6 +417,16 @@ def test_a_load_by_chance_says_the_rate_that_was_intended(tmp_path: Path) -> Non
     assert "intended: 200/s (Poisson, 210/s on average); " in text
 
 
+def test_other_hosts_of_the_load_are_named_with_their_clocks(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    result = gather(tmp_path)
+    assert "load from" not in render_text(result)
+    result.about["environment"]["load_hosts"] = ["a.example: publisher-0; its clock +1 ms", "b"]
+    text = render_text(result)
+    assert "  load from a.example: publisher-0; its clock +1 ms\n" in text
+    assert "  load from b\n" in text
+
+
 def test_what_is_not_to_be_trusted_says_so_first(tmp_path: Path) -> None:
     write_run(tmp_path, lost=1)
     lines = render_text(gather(tmp_path)).splitlines()
