@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -116,13 +116,14 @@ def _delay_ms(rule: Rule, attempt: int, share: float) -> int:
 
 
 class Run(Generic[T]):
-    """One run. item: the work. since_ns: when it began."""
+    """One run. item: the work. since_ns: when it began. by: the caller's, such as its task; None at first."""
 
-    __slots__ = ("item", "since_ns")
+    __slots__ = ("by", "item", "since_ns")
 
     def __init__(self, item: T, since_ns: int) -> None:
         self.item = item
         self.since_ns = since_ns
+        self.by: Any = None
 
 
 class Runs(Generic[T]):

@@ -552,6 +552,43 @@ async def test_a_coroutine_that_does_not_end_when_cancelled_is_replaced(
     assert await ended(consumer, work) == 0
 
 
+async def test_handlers_that_never_wait_let_the_loop_turn_and_are_never_more_than_asked_for(
+    bus: Bus,
+) -> None:
+    """Most never wait, some do; all the while others have turns of the loop."""
+    consumer, count = await bus.consumer(), 120
+    if consumer.blocks:
+        return
+    turns, running, most = 0, 0, 0
+
+    async def turning() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def handle(delivery: Delivery) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        until_s = time.monotonic() + 0.002
+        while time.monotonic() < until_s:
+            pass
+        if delivery.body == b"waits":
+            await asyncio.sleep(0)
+        running -= 1
+
+    await publish(bus, *[*["never waits"] * 11, "waits"] * (count // 12))
+    await counted(consumer, buffered=count)
+    other = asyncio.create_task(turning())
+    work = run(consumer, handle, 2)
+    await counted(consumer, acked=count, handling=0)
+    other.cancel()
+    assert most <= 2
+    assert turns >= count / 4
+    await ended(consumer, work)
+
+
 async def test_a_handler_that_cancels_itself_or_raises_so_has_failed(bus: Bus) -> None:
     consumer = await bus.consumer()
     if consumer.blocks:
@@ -699,6 +736,34 @@ async def test_a_run_that_is_cancelled_by_the_application_ends_nothing_but_itsel
     await publish(bus, *kinds)
     await counted(consumer, acked=len(kinds), handling=0, handed_out=0)
     assert await ended(consumer, work) == 0
+
+
+@pytest.mark.guarantee("run-ends-only-itself")
+async def test_a_run_that_is_cancelled_before_its_first_step_is_followed_by_another(
+    bus: Bus,
+) -> None:
+    consumer, seen = await bus.consumer(), list[str]()
+    if consumer.blocks:
+        return
+
+    def cancel_all() -> None:
+        for each in asyncio.all_tasks():
+            if each.get_coro().__name__ == "_work":  # type: ignore[union-attr]
+                each.cancel()
+
+    async def handle(delivery: Delivery) -> None:
+        seen.append(delivery.body.decode())
+        if delivery.body == b"first" and delivery.attempt == 1:
+            asyncio.get_running_loop().call_soon(
+                cancel_all
+            )  # before the next run, which is begun now
+
+    await publish(bus, "first", "next")
+    await counted(consumer, buffered=2)
+    work = run(consumer, handle, retry=SOON)
+    await counted(consumer, acked=2, handling=0, handed_out=0)
+    assert await ended(consumer, work) == 0
+    assert set(seen) == {"first", "next"}
 
 
 @pytest.mark.guarantee("context-per-run")

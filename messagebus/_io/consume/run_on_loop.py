@@ -1,9 +1,10 @@
 """Runs of handlers that are coroutine functions: a number at once, on the application's own loop.
 
 Each run is a task with a context of its own, so its own changes (a cancel, context variables, a swallowed
-cancel) end with it, and code that kept its task can cancel nothing else. A run that ends begins the
-next one; a task of ours waits for deliveries only while there are none. A run whose time is over is
-cancelled; if it does not end then, it is left alone, and its place is given to another.
+cancel) end with it, and code that kept its task can cancel nothing else. Where Python has eager tasks (3.12),
+a run that never waits costs no turn of the loop. A run that ends begins the next one; a task of ours waits
+for deliveries only while there are none. A run whose time is over is cancelled; if it does not end then, it
+is left alone, and its place is given to another.
 
 `LoopWatch` logs that the loop is blocked, and the task that blocks it. A coroutine that computes or waits
 without `await` keeps the loop from its links: no heartbeats, no acks, no deliveries. From a thread of its own
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 import signal
@@ -42,6 +44,12 @@ BLOCKED_S = 1.0
 AGAIN = 10
 BEAT_S = 0.25
 FRAMES_MAX = 3
+# Time after which runs that never wait let the loop turn: its links, timers and other tasks.
+TURN_NS = 1_000_000
+
+_new_task: Callable[..., asyncio.Task[None]] = asyncio.Task
+if sys.version_info >= (3, 12):
+    _new_task = functools.partial(asyncio.Task, eager_start=True)
 
 Describe = Callable[["asyncio.Task[object]"], str]
 
@@ -57,17 +65,6 @@ def _may_be_interrupted() -> bool:
     """Return whether Ctrl-C raises KeyboardInterrupt; not where it is ignored, or an app handles it."""
     heard_by = signal.getsignal(signal.SIGINT)
     return heard_by is not signal.SIG_IGN and not getattr(heard_by, "raises_nothing", False)
-
-
-class _Place:
-    """One run and its task. left: its place has been given to another, or is free."""
-
-    __slots__ = ("left", "run", "task")
-
-    def __init__(self, run: Run[Job]) -> None:
-        self.run = run
-        self.task: asyncio.Task[None]
-        self.left = False
 
 
 class HandlerTasks:
@@ -90,20 +87,23 @@ class HandlerTasks:
         self._handling, self._handler = handling, handler
         self._take, self._receive, self._give_back = take, receive, give_back
         self._context = context
-        self._places: dict[Run[Job], _Place] = {}
-        self._late: set[_Place] = set()
+        self._late: set[Run[Job]] = set()
+        """Cancelled runs that hold their places."""
+        self._replaced: set[Run[Job]] = set()
+        """Cancelled runs that go on, and whose places were given to others."""
         self._free = 0
         self._room = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._feeding: asyncio.Task[None] | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._is_closed = self._is_cancelling = False
+        self._is_beginning = self._is_closed = self._is_cancelling = False
         self._is_main = threading.current_thread() is threading.main_thread()
         handling.on_overran = self._cancel_late
 
     # Life.
     def start(self, count: int) -> None:
         self._free = count
+        self._room.set()
         self._start_feeding()
 
     def _start_feeding(self) -> None:
@@ -111,14 +111,18 @@ class HandlerTasks:
         self._feeding.add_done_callback(self._fed)
 
     async def _feed(self) -> None:
+        """Wait for deliveries while there are places for them."""
         while True:
-            while self._free <= 0:
-                self._room.clear()
-                await self._room.wait()
-            job = self._take() or await self._receive()
+            await self._room.wait()
+            self._free -= 1  # held for what is waited for
+            try:
+                job = self._take() or await self._receive()
+            finally:
+                self._free += 1
             if job is None:
                 return
-            self._begin(job)
+            self._room.clear()
+            self._begin_next(job)
 
     def _fed(self, task: asyncio.Task[None]) -> None:
         self._feeding = None
@@ -136,7 +140,7 @@ class HandlerTasks:
             self._tell_ended()
 
     def _tell_ended(self) -> None:
-        if self._is_closed and not (self._feeding or self._places or self._ended.done()):
+        if not (self._feeding or self._handling.runs.underway() or self._ended.done()):
             self._ended.set_result(None)
 
     async def wait(self) -> None:
@@ -160,56 +164,83 @@ class HandlerTasks:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=CANCELLED_S)
+            self._end_unbegun()
         return unfinished
 
     def _tasks(self) -> list[asyncio.Task[None]]:
-        tasks = [place.task for place in self._places.values()]
+        self._end_unbegun()
+        tasks = [run.by for run in self._handling.runs.underway()]
         return tasks if self._feeding is None else [*tasks, self._feeding]
 
     def describe(self, task: asyncio.Task[object]) -> str:
         """Describe the run of this task, "" if it is none of ours; from any thread."""
-        for place in list(self._places.values()):
-            if place.task is task:
-                return f"handler={self._handling.name} message={place.run.item.message_id}"
+        for run in self._handling.runs.underway():
+            if run.by is task or run.by is None:  # None: its first step runs now
+                return f"handler={self._handling.name} message={run.item.message_id}"
         return ""
 
     # Late ones.
     def _cancel_late(self, run: Run[Job]) -> None:
-        place = self._places.get(run)
-        if place is not None:
-            self._late.add(place)
-            place.task.cancel()
+        self._late.add(run)
+        run.by.cancel()
 
     def tick(self) -> None:
         """Give the places of cancelled runs that do not end to others."""
+        self._end_unbegun()
         now_ns = time.monotonic_ns()
         limit_ns = CANCELLED_NS + (self._handling.limit_ns or 0)
-        for place in list(self._late):
-            if place.left or now_ns - place.run.since_ns < limit_ns:
-                continue
-            if not self._handling.may_replace:
-                continue
-            log.warning(
-                "run does not end when cancelled handler=%s message=%s",
-                self._handling.name,
-                printable(place.run.item.message_id),
-            )
-            self._leave(place)
+        for run in list(self._late):
+            if now_ns - run.since_ns >= limit_ns and self._handling.may_replace:
+                log.warning(
+                    "run does not end when cancelled handler=%s message=%s",
+                    self._handling.name,
+                    printable(run.item.message_id),
+                )
+                self._late.remove(run)
+                self._replaced.add(run)
+                self._leave()
+
+    def _end_unbegun(self) -> None:
+        """Answer for the runs whose tasks were cancelled before their first step: they never began."""
+        for run in self._handling.runs.underway():
+            if run.by.done():
+                self._failed(run, asyncio.CancelledError())
 
     # Working.
-    def _begin(self, job: Job) -> None:
+    def _begin_next(self, job: Job | None = None) -> None:
+        """Begin runs, of this job first, while there are places and deliveries.
+
+        After TURN_NS the loop turns first; runs that end meanwhile begin no others.
+        """
+        self._is_beginning = True
+        first_ns = since_ns = 0
+        try:
+            while self._free > 0 and since_ns - first_ns <= TURN_NS:
+                if job is None and (self._is_closed or (job := self._take()) is None):
+                    self._room.set()
+                    return
+                since_ns, job = self._begin(job), None
+                first_ns = first_ns or since_ns
+        finally:
+            self._is_beginning = since_ns - first_ns > TURN_NS
+            if self._is_beginning:
+                self._loop.call_soon(self._begin_next, context=self._context)
+
+    def _begin(self, job: Job) -> int:
+        """Begin a run; return the time in ns. An eager task may have ended it by then."""
         self._free -= 1
         run = self._handling.runs.started(job, time.monotonic_ns())
-        place = self._places[run] = _Place(run)
-        # Without the loop's factory: an eager one would run it before it is registered here.
-        place.task = asyncio.Task(
-            self._work(place, job), loop=self._loop, context=self._context.copy()
+        # Not by the loop's factory, which an application may have set.
+        run.by = _new_task(
+            self._work(run),
+            loop=self._loop,
+            name=self._handling.name,
+            context=self._context.copy(),
         )
-        # A task that is cancelled before its first step never runs at all.
-        place.task.add_done_callback(lambda task: self._done(place, task), context=self._context)
+        return run.since_ns
 
-    async def _work(self, place: _Place, job: Job) -> None:
-        handling, around = self._handling, self._handling.around
+    async def _work(self, run: Run[Job]) -> None:
+        handling, job, around = self._handling, run.item, self._handling.around
         try:
             if around is None:
                 result = await self._handler(job)
@@ -222,14 +253,15 @@ class HandlerTasks:
                         result = await _awaited(result)
         except BaseException as error:  # an exception of an application ends this run only
             if self._must_pass_on(error):
+                self._interrupted(run)
                 raise
-            self._failed(place, error)
-        else:
-            if handling.runs.ended(place.run):
-                handling.returned(job, result)
-            else:  # it was cancelled, and may have swallowed that in the middle of its work
-                handling.ended_late(place.run, well=False)
-        self._leave(place)
+            self._failed(run, error)
+            return
+        if handling.runs.ended(run):
+            handling.returned(job, result)
+            self._leave()
+        else:  # it was cancelled, and may have swallowed that in the middle of its work
+            self._ended_late(run)
 
     def _must_pass_on(self, error: BaseException) -> bool:
         """Return whether to raise it on: not when a handler raises the same by itself."""
@@ -241,39 +273,37 @@ class HandlerTasks:
             case _:
                 return False
 
-    def _failed(self, place: _Place, error: BaseException) -> None:
-        if not self._handling.runs.ended(place.run):
-            self._handling.ended_late(place.run, well=False)
-            return  # its time was over, and it has its answer
-        if self._is_cancelling and isinstance(error, asyncio.CancelledError):
-            self._give_back(place.run.item)
-        else:
-            self._handling.failed(place.run.item, error)
+    def _interrupted(self, run: Run[Job]) -> None:
+        """Give the job of a run back that Ctrl-C interrupted; its task's exception is asyncio's."""
+        if self._loop.is_running() and self._handling.runs.ended(run):
+            self._give_back(run.item)
+            self._leave()
 
-    def _done(self, place: _Place, task: asyncio.Task[None]) -> None:
-        """Answer for a run that never began, or was interrupted."""
-        self._late.discard(place)
-        del self._places[place.run]
-        fault = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if not place.left:
-            if isinstance(fault, KeyboardInterrupt) and self._handling.runs.ended(place.run):
-                self._give_back(place.run.item)
-            elif fault is not None:
-                self._failed(place, fault)
-            self._leave(place)
-        self._tell_ended()
-
-    def _leave(self, place: _Place) -> None:
-        """Free the place: the next delivery gets it."""
-        if place.left:
+    def _failed(self, run: Run[Job], error: BaseException) -> None:
+        if not self._handling.runs.ended(run):
+            self._ended_late(run)  # its time was over, and it has its answer
             return
-        place.left = True
-        self._free += 1
-        job = None if self._is_closed or self._free <= 0 else self._take()
-        if job is not None:
-            self._begin(job)
+        if self._is_cancelling and isinstance(error, asyncio.CancelledError):
+            self._give_back(run.item)
         else:
+            self._handling.failed(run.item, error)
+        self._leave()
+
+    def _ended_late(self, run: Run[Job]) -> None:
+        self._handling.ended_late(run, well=False)
+        self._late.discard(run)
+        if run not in self._replaced:
+            self._leave()
+        self._replaced.discard(run)
+
+    def _leave(self) -> None:
+        """Free a place: the next delivery gets it."""
+        self._free += 1
+        if self._is_closed:
             self._room.set()
+            self._tell_ended()
+        elif not self._is_beginning:
+            self._begin_next()
 
 
 @contextlib.contextmanager
