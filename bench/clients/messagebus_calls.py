@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from messagebus import (
 from messagebus.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
 
 SUBMIT_SLICE, SEND_MANY_SLICE = 10_000, 50_000
@@ -69,15 +71,18 @@ def check(ends: Iterable[Published]) -> None:
 
 def _hooks(task: Task) -> list[Hooks]:
     """Return hooks for OpenTelemetry with its SDK, as in an application."""
-    if not task.traced or task.way == "run_span":
+    if not task.traced or task.way == "run_by_hand":
         return []
+    from messagebus.telemetry.otel import OpenTelemetry
+
+    return [OpenTelemetry(tracer_provider=_tracers(task), meter_provider=_meters())]
+
+
+def _meters() -> MeterProvider:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-    from messagebus.telemetry.otel import OpenTelemetry
-
-    meters = MeterProvider(metric_readers=[InMemoryMetricReader()])
-    return [OpenTelemetry(tracer_provider=_tracers(task), meter_provider=meters)]
+    return MeterProvider(metric_readers=[InMemoryMetricReader()])
 
 
 def _tracers(task: Task) -> TracerProvider:
@@ -264,19 +269,53 @@ async def _run(task: Task) -> Turn:
     handler: Callable[[Delivery], object] = handle
     if task.way == "run_threads":
         handler = handle_in_thread
-    if task.way == "run_span":
-        tracer = _tracers(task).get_tracer(__name__)
-
-        async def handle_in_span(delivery: Delivery) -> None:
-            with tracer.start_as_current_span("process", attributes={"id": delivery.message_id}):
-                handled.saw(delivery.message_id)
-
-        handler = handle_in_span
+    if task.way == "run_by_hand":
+        handler = _by_hand(task, handled)
     async with _consumer(task, _hooks(task)) as consumer:
         running = asyncio.create_task(consumer.run(handler, concurrency=1))
         found = await timed(task, handled.more)
     await running
     return found
+
+
+def _by_hand(task: Task, handled: _Handled) -> Callable[[Delivery], Awaitable[None]]:
+    """Return a handler with the telemetry of our hooks, as an application writes it with the SDK alone."""
+    from opentelemetry import trace
+    from opentelemetry.propagate import extract
+
+    tracer = _tracers(task).get_tracer(__name__)
+    meter = _meters().get_meter(__name__)
+    duration = meter.create_histogram("messaging.process.duration", unit="s")
+    consumed = meter.create_counter("messaging.client.consumed.messages")
+    of_all = {
+        "messaging.system": "rabbitmq",
+        "messaging.destination.name": f"{task.topic}:{task.subscription}",
+        "messaging.destination.template": f"{task.topic}/{task.subscription}",
+        "messaging.operation.name": "process",
+    }
+
+    async def handle(delivery: Delivery) -> None:
+        began_s = time.perf_counter()
+        host, _, port = delivery.broker.rpartition(":")
+        known: dict[str, str | int] = {**of_all, "server.address": host, "server.port": int(port)}
+        came_with = extract(delivery.headers)
+        with tracer.start_as_current_span(
+            "process",
+            came_with,
+            kind=trace.SpanKind.CONSUMER,
+            attributes={
+                **known,
+                "messaging.operation.type": "process",
+                "messaging.message.id": delivery.message_id,
+                "messaging.rabbitmq.message.delivery_tag": delivery.receipt.tag,
+            },
+            links=[trace.Link(trace.get_current_span(came_with).get_span_context())],
+        ):
+            handled.saw(delivery.message_id)
+        duration.record(time.perf_counter() - began_s, known)
+        consumed.add(1, known)
+
+    return handle
 
 
 async def _app(task: Task) -> Turn:
@@ -312,7 +351,7 @@ WAYS: Mapping[str, Callable[[Task], Awaitable[Turn]]] = {
     "receive_many_blocking": _receive_blocking,
     "run": _run,
     "run_threads": _run,
-    "run_span": _run,
+    "run_by_hand": _run,
     "app": _app,
     "app_typed": _app,
 }
