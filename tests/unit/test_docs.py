@@ -420,9 +420,14 @@ def test_every_error_without_subclasses_has_its_cause_and_remedy() -> None:
             assert parts == ["What happened", "Cause", "Remedy"], name
 
 
-def test_every_alert_has_its_row_with_its_section() -> None:
+def test_every_alert_has_its_row_with_its_time_and_its_section() -> None:
     text = (ROOT / "docs" / "OPERATIONS.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| \w+ \| .* \| \[.*\]\((#[a-z-]+)\) \|$", text, re.M)
-    assert [(name, f"docs/OPERATIONS.md{anchor}") for name, anchor in rows] == [
-        (rule.name, rule.manual) for rule in RULES
+    row = r"^\| `(\w+)` \| \w+ \| ([\w ]+) \| .* \| \[.*\]\((#[a-z-]+)\) \|$"
+    units = {"s": 1, "min": 60, "h": 3600}
+    told = [
+        (name, 0 if after == "at once" else int(after.split()[0]) * units[after.split()[1]], anchor)
+        for name, after, anchor in re.findall(row, text, re.M)
+    ]
+    assert told == [
+        (rule.name, rule.for_s, rule.manual.removeprefix("docs/OPERATIONS.md")) for rule in RULES
     ]

@@ -327,7 +327,7 @@ def _why_not(answer: httpx.Response) -> str:
         told = json_object(answer)
         if told.get("linked") is False:
             reason = one_line(str(told.get("reason") or "no connection to it"), REASON_CHARS_MAX)
-            return f"the broker is down (its agent: {reason})"
+            return f"the broker is down (its agent says: {reason})"
     return f"HTTP {answer.status_code} {_error_of(answer)}"
 
 

@@ -147,7 +147,7 @@ async def test_requests_of_a_client_leave_no_line_in_the_applications_log(
 def test_a_broker_that_is_down_is_not_reported_as_a_fault_of_the_login() -> None:
     said = {"error": "cannot check the login", "reason": "Connection refused", "linked": False}
     assert _why_not(httpx.Response(503, json=said)) == (
-        "the broker is down (its agent: Connection refused)"
+        "the broker is down (its agent says: Connection refused)"
     )
     for other in ({**said, "linked": True}, {"error": "cannot check the login"}):
         assert _why_not(httpx.Response(503, json=other)) == "HTTP 503 cannot check the login"
