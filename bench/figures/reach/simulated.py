@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from bench.figures.figure import Figure, Maker, at_most
 from bench.figures.groups import Group, Setup, repeat_command
-from bench.figures.reach.simulation import Simulation, Size
+from bench.figures.reach.simulation import Simulation, Size, fullest_broker
 from bench.figures.reach.virtual_time import VirtualLoop
+from messagebus import PublisherConfig
 
 NAME = "reach.simulated"
 # A tenth of the brokers die; so many seconds of dials are counted, then they are back.
@@ -23,7 +24,8 @@ SIZES = {
     "1000": Size(1_000, 10_000, 100, 1_000_000, cover=3),
     "1000_mesh": Size(1_000, 10_000, 100, 1_000_000),
 }
-GOAL_SPREAD_MS, GOAL_DIALS = 1_000.0, 40.0
+GOAL_SPREAD_MS, GOAL_DIALS, GOAL_FULLEST = 1_000.0, 40.0, 1.1
+FEW, FEW_RUNS, PUBLISHER_LIFETIME_S = 4, 100, PublisherConfig().connection_lifetime_s
 
 
 def simulated_figures(setup: Setup) -> Iterator[Figure]:
@@ -34,6 +36,21 @@ def simulated_figures(setup: Setup) -> Iterator[Figure]:
             found = runner.run(_figures(id, size))
         setup.say(f"{size.brokers} brokers, {size.consumers} consumers: simulated")
         yield from found
+    yield from _of_publishers()
+
+
+def _of_publishers() -> Iterator[Figure]:
+    """Compare brokers by publishers, on a bus that is as hard to share evenly as any."""
+    make, lifetime_s = Maker(f"{NAME}.few", repeat_command(NAME)), float(PUBLISHER_LIFETIME_S)
+    for id, hours in (("hour", 1), ("day", 24)):
+        found = [
+            fullest_broker(FEW, 3, hours, lifetime_s=lifetime_s, seed=n) for n in range(FEW_RUNS)
+        ]
+        what = (
+            f"{FEW} equal publishers of 3 brokers over {hours} h: the fullest broker, to the mean"
+        )
+        goal = (at_most, GOAL_FULLEST)
+        yield make(id, what, sum(found) / len(found), "times", goal)
 
 
 def name_of(size: Size) -> str:

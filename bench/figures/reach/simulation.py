@@ -15,6 +15,7 @@ multiples of theirs.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import random
 from collections import Counter
@@ -378,6 +379,39 @@ class _Upkeep:
 
 async def _held(_names: Iterable[str]) -> Reply:
     return Reply(answer=Answer.HELD, stored=True)
+
+
+def fullest_broker(
+    publishers: int, brokers: int, hours: int, *, lifetime_s: float, seed: int = 42
+) -> float:
+    """Return what the fullest broker gets of equal publishers in so many hours, to the mean.
+
+    Each has one link, by HAProxy's `leastconn`, and renews it as `core.route` says: the new one before the
+    old one is closed, which counts until then.
+    """
+    chance, counts, shares = random.Random(seed), [0] * brokers, [0.0] * brokers
+
+    def least() -> int:
+        return chance.choice([n for n, count in enumerate(counts) if count == min(counts)])
+
+    def due_s() -> float:
+        return lifetime_s * (0.8 + 0.4 * chance.random())
+
+    at, renewals, now_s, end_s = list[int](), list[tuple[float, int]](), 0.0, hours * 3600.0
+    for number in range(publishers):
+        at.append(least())
+        counts[at[number]] += 1
+        heapq.heappush(renewals, (due_s(), number))
+    while now_s < end_s:
+        next_s, number = heapq.heappop(renewals)
+        for broker, count in enumerate(counts):
+            shares[broker] += count * (min(next_s, end_s) - now_s)
+        now_s, new = next_s, least()
+        counts[new] += 1
+        counts[at[number]] -= 1
+        at[number] = new
+        heapq.heappush(renewals, (now_s + due_s(), number))
+    return max(shares) / sum(shares) * brokers
 
 
 def size_of(snapshot: Snapshot) -> int:

@@ -13,7 +13,7 @@ import pytest
 from bench.figures.cli import GROUPS
 from bench.figures.groups import Setup
 from bench.figures.reach import simulated, sixteen
-from bench.figures.reach.simulation import Lines, Simulation, Size
+from bench.figures.reach.simulation import Lines, Simulation, Size, fullest_broker
 from bench.figures.reach.virtual_time import VirtualLoop
 from messagebus.services.agent.consumer_list import LOOK_INTERVAL_S
 from messagebus.services.agent.topology.agreement import PULL_PEERS
@@ -140,7 +140,7 @@ def test_a_change_reaches_every_agent_and_its_requests_grow_with_the_brokers(run
 def test_figures_of_every_size_are_made_and_keep_their_goals(tmp_path: Path) -> None:
     figures = list(simulated.simulated_figures(Setup(tmp_path, lambda _line: None, quick=True)))
     ids = {figure.id for figure in figures}
-    assert len(ids) == len(figures) == 11 * len(simulated.SIZES)
+    assert len(ids) == len(figures) == 11 * len(simulated.SIZES) + 2
     assert {"reach.simulated.3.links", "reach.simulated.1000.busiest"} <= ids
     assert [figure.id for figure in figures if figure.met is False] == []
 
@@ -159,6 +159,12 @@ def test_on_a_busy_machine_the_last_consumer_is_later_by_the_lateness_of_its_pro
     # Of an agent, and of a consumer.
     late = Lines(lateness_ms=(0.0, 300.0))
     assert 300 < run(lambda: Simulation(size, lines=late).spread()) < 802
+
+
+def test_publishers_are_even_over_time_also_where_one_broker_must_have_two() -> None:
+    assert fullest_broker(4, 4, 1, lifetime_s=1e9) == pytest.approx(1.0)
+    assert fullest_broker(4, 3, 1, lifetime_s=1e9) == pytest.approx(1.5), "nobody renews"
+    assert fullest_broker(4, 3, 24, lifetime_s=600) < 1.1
 
 
 def test_the_groups_of_reach_are_known() -> None:
