@@ -86,7 +86,10 @@ def sixteen_figures(setup: Setup) -> Iterator[Figure]:
         setup.say(f"the last consumer had the new list after {found['spread_ms']:.0f} ms")
         found["dials_10s"], lines = yield from _killed(cluster, make, name, clients, consumers)
     lines = replace(lines, lateness_ms=late)
-    yield from _beside_simulation(make, name, consumers, found, lines)
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        simulated = runner.run(simulate(consumers, lines))
+    setup.say("simulated: " + ", ".join(f"{id} {value:.3g}" for id, value in simulated.items()))
+    yield from _beside_simulation(make, name, found, simulated)
 
 
 def _declared(
@@ -149,15 +152,13 @@ def _killed(
 
 
 def _beside_simulation(
-    make: Maker, name: str, consumers: int, found: Mapping[str, float], lines: Lines
+    make: Maker, name: str, found: Mapping[str, float], simulated: Mapping[str, float]
 ) -> Iterator[Figure]:
     texts = {
         "spread_ms": ("from a new list at the agents until the last consumer has it", "ms"),
         "dials_10s": (f"dials of a consumer in {DIALS_S} s after {DEAD} died", "dials"),
         "agent_requests": ("requests of other agents to an agent at rest", "requests/s"),
     }
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        simulated = runner.run(simulate(consumers, lines))
     for id, (what, unit) in texts.items():
         yield make(id, f"{name}: {what}", found[id], unit)
         apart = max(found[id] / simulated[id], simulated[id] / found[id])
