@@ -15,6 +15,7 @@ from typing import Literal
 
 import pytest
 
+from clients.conform.proxies import Proxy
 from messagebus import (
     BacklogFull,
     BusConfig,
@@ -185,6 +186,30 @@ def test_a_link_that_fell_silent_is_left_at_missed_heartbeats(rabbit: FakeRabbit
         rabbit.manners.silent_after = ""
         end = future.result(WITHIN_S * FACTOR)
         assert (end.outcome, end.attempts) == (Outcome.CONFIRMED, 2)
+
+
+@pytest.mark.guarantee("frozen-or-silent-link")
+def test_a_line_that_fell_silent_is_left_for_another_broker_before_its_confirms_are_slow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publishing_links, "RETIRE_MS", int(INSIST_S * 1000))
+    with fake_rabbit() as first, fake_rabbit() as second:
+        for rabbit in (first, second):
+            rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
+        line = Proxy(first.name)
+        try:
+            with Publisher(BusConfig(broker=line.address)) as publisher:
+                publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
+                line.target = second.name
+                first.mute()
+                waiting = publisher.submit(TOPIC, b"y")
+                eventually(lambda: publisher.stats().moves, within_s=WITHIN_S)
+                assert publisher.send_safe(TOPIC, b"z").broker == second.name
+                end = waiting.result(WITHIN_S * FACTOR)
+        finally:
+            line.close()
+    assert (end.outcome, end.attempts, end.broker) == (Outcome.CONFIRMED, 2, second.name)
+    assert f"broker silent broker={first.name}" in caplog.text
 
 
 @pytest.mark.guarantee("frozen-or-silent-link")
