@@ -142,7 +142,10 @@ class Simulation:
             self.chance.uniform(0, LOOK_INTERVAL_S * 1000) + self.lines.answer_ms + self._late_ms()
             for _ in range(self.size.brokers)
         ]
-        waits_ms = [self.chance.choice(at_ms) + self._late_ms() for _ in self.consumers]
+        # An answer passes two more processes: HAProxy and the consumer.
+        waits_ms = [
+            self.chance.choice(at_ms) + self._late_ms() + self._late_ms() for _ in self.consumers
+        ]
         for consumer, wait_ms in zip(self.consumers, waits_ms, strict=True):
             self._loop.call_later(wait_ms / 1000, self._listed, consumer)
         longest_ms = max(LOOK_INTERVAL_S * 1000 + self.lines.answer_ms, *waits_ms)
