@@ -147,7 +147,7 @@ def test_a_wrong_environment_is_told_at_the_start(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MESSAGEBUS_CONSUMER_PREFETCH", "none")
     app = App()
     app.subscriber("queue:jobs")(handle)
-    with pytest.raises(ConfigError, match="prefetch"):
+    with pytest.raises(ConfigError, match="MESSAGEBUS_CONSUMER_PREFETCH: a whole number"):
         asyncio.run(app.run())
 
 
