@@ -24,9 +24,12 @@ from tests.support.examples import THOROUGH
 CHECKOUT = Path(__file__).resolve().parents[1]
 SITE_PACKAGES = CHECKOUT / ".venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 NEWEST, OTHERS = "sid", ("trixie",)
-UNIT = tuple(
-    f"tests/unit/{name}" for name in ("core", "_io", "services/agent", "testing", "worker")
+# On other Pythons: unit tests of what runs in applications, and handlers, whose tasks are eager from 3.12 on.
+UNIT = (
+    *(f"tests/unit/{name}" for name in ("core", "_io", "services/agent", "testing", "worker")),
+    "tests/contract/test_handling.py",
 )
+WITHOUT_BROKERS = ("-k", "not (contract and rabbitmq)")
 # Tests of what RabbitMQ versions change first: rights, the gate, settling, counts, kinds of queues.
 ALWAYS = (
     "tests/contract/test_faults.py",
@@ -153,7 +156,7 @@ class Share:
     def command(self, pytest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """Return argv and environment. Raises OpsError, OSError or SubprocessError without the release."""
         if self.python:
-            return self.release.on_its_python(pytest)
+            return self.release.on_its_python([*pytest, *WITHOUT_BROKERS])
         return self.release.on_its_brokers([*pytest, *ON_BROKERS])
 
 
