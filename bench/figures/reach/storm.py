@@ -1,7 +1,8 @@
 """A thousand publishers of sixteen brokers, in ten processes, whose balancer dies and comes back.
 
 By turns with as many bare connections of pika, in as many processes: what the brokers need for so many logins
-on this machine. Both kinds open some at a time.
+on this machine. Both kinds open some at a time. pika's go to the first broker that HAProxy finds, so they are
+not spread evenly afterwards; a publisher also asks for the consumer list.
 
 ``python -m bench.figures.reach.storm KIND COUNT`` is a process with `COUNT` clients of a kind, messagebus or
 pika. It prints one JSON object after each line of its standard input.
@@ -37,7 +38,7 @@ ANSWER_WITHIN_S, OPEN_WITHIN_S, AWAY_S, POLL_S = 60.0, 300.0, 2.0, 0.05
 HAPROXY = "haproxy"
 # Of pika's connections, in a process at the same time.
 DIALS_AT_ONCE = 4
-GOAL_STORM_S, GOAL_TIMES, GOAL_SPREAD, GOAL_MB = 10.0, 1.5, 1.1, 1.0
+GOAL_STORM_S, GOAL_SPREAD, GOAL_MB = 10.0, 1.1, 1.0
 KINDS = ("pika", "messagebus")
 
 
@@ -68,7 +69,7 @@ def storm_figures(setup: Setup) -> Iterator[Figure]:
         ("back", "until all are connected again", ours.back_s, floor.back_s),
     ):
         text = f"{name}, {what}, times as many bare connections of pika"
-        yield make(f"{id}_pika", text, mine / theirs, "times", (at_most, GOAL_TIMES))
+        yield make(f"{id}_pika", text, mine / theirs, "times")
     yield make("back_s", again, ours.back_s, "s", (at_most, GOAL_STORM_S))
     yield make("refused", f"{name}: refused logins", ours.refused, "logins", (at_most, 0))
     what = f"{name}: publishers of the fullest broker, to the mean"
