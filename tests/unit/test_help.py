@@ -52,7 +52,7 @@ def inner_of(command: click.Group, name: str) -> click.Command:
 # CliRunner's.
 WIDTH = 80
 # A group alone; and what a load begins itself.
-UNTYPED = ((), ("worker",))
+UNTYPED = ((), ("worker",), ("relay",), ("remote",))
 EVERY = [(name, path, words) for name, path in GROUPS.items() for words in commands(group(path))]
 
 
