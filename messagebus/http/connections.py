@@ -109,6 +109,11 @@ class Connections:
         self.waits(connection)
         return True
 
+    def end(self) -> None:
+        """Abort all connections: their listener ends. Their loop must turn once more."""
+        for connection in list(self._sources):
+            connection.abort()
+
     def leave(self, connection: Connection) -> None:
         """Give the place back; once more does nothing."""
         self.works(connection)
@@ -211,10 +216,14 @@ class Connection:
 
     def close(self, why: str) -> None:
         """Abort the connection and log it."""
+        self.abort()
+        self._all.log_closed(self._source, why)
+
+    def abort(self) -> None:
+        """End the connection at once."""
         self._forget()
         if self._transport is not None:
             self._transport.abort()
-        self._all.log_closed(self._source, why)
 
     def _look(self) -> None:
         before, self._unread = self._unread_bytes, None

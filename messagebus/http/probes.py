@@ -95,6 +95,8 @@ class ProbeServer:
         server = await self._loop.create_server(self._probe, sock=self._listener)
         await self._ending.wait()
         server.close()
+        self._connections.end()
+        await asyncio.sleep(0)
 
     def _probe(self) -> _Probe:
         return _Probe(self._connections, self._guard, self._answer)

@@ -55,6 +55,16 @@ def test_many_slow_clients_keep_no_probe_out(server: ProbeServer) -> None:
             assert probed(server) == "HTTP/1.0 200 OK"
 
 
+def test_a_server_that_ends_hangs_up_on_whoever_is_connected() -> None:
+    made = ProbeServer(("127.0.0.1", 0), lambda path: Answer(200, "text/plain", b"ok"), head_s=60)
+    with socket.create_connection(("127.0.0.1", made.port), timeout=5) as waiting:
+        waiting.sendall(b"G")
+        assert probed(made) == "HTTP/1.0 200 OK"  # so the one before is accepted
+        made.close()
+        with contextlib.suppress(ConnectionResetError):
+            assert waiting.recv(1) == b""
+
+
 @pytest.mark.guarantee("slow-connections-are-bounded")
 def test_clients_that_hang_up_leave_no_work_behind_that_keeps_a_probe_out() -> None:
     asked, go_on = Counter[str](), threading.Event()
