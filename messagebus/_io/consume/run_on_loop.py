@@ -113,7 +113,11 @@ class HandlerTasks:
     async def _feed(self) -> None:
         """Wait for deliveries while there are places for them."""
         while True:
-            await self._room.wait()
+            while (
+                self._free <= 0
+            ):  # a run that ended may have given the place away before this goes on
+                self._room.clear()
+                await self._room.wait()
             self._free -= 1  # held for what is waited for
             try:
                 job = self._take() or await self._receive()
@@ -121,7 +125,6 @@ class HandlerTasks:
                 self._free += 1
             if job is None:
                 return
-            self._room.clear()
             self._begin_next(job)
 
     def _fed(self, task: asyncio.Task[None]) -> None:
