@@ -39,3 +39,9 @@ async def eventually_async(condition: Callable[[], T], *, within_s: float, what:
             raise AssertionError(f"not within {took:.1f} s: {what or condition}")
         await asyncio.sleep(POLL_S)
     return answer
+
+
+async def let_accepted_begin() -> None:
+    """Let connections that a closed server had just accepted reach their protocols, which end them."""
+    for _ in range(4):
+        await asyncio.sleep(0)

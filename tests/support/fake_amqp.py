@@ -27,6 +27,7 @@ import pika
 import pika.spec as spec
 
 from messagebus.topology import LADDER, declarations, parse_wanted
+from tests.support.eventually import let_accepted_begin
 from tests.support.fake_session import FRAME_END, Connection, Consumer, FakeQueue, Stored
 
 __all__ = [
@@ -119,6 +120,7 @@ class FakeRabbit:
         """Hang up on everybody and leave the address; `start` may follow."""
         if self._server is not None:
             self._server.close()
+            await let_accepted_begin()
             for connection in list(self.clients):
                 connection.drop()
             await asyncio.gather(*(connection.ended.wait() for connection in list(self.clients)))

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, urlsplit
 
 from messagebus.broker import Broker, BrokerList, ListedBroker
+from tests.support.eventually import let_accepted_begin
 
 WAIT_MAX_S = 60.0
 
@@ -58,6 +59,7 @@ class FakeList:
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
+            await let_accepted_begin()
             for task in list(self._busy):
                 task.cancel()
             await asyncio.gather(*self._busy, return_exceptions=True)

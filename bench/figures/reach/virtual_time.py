@@ -20,6 +20,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._clock.now_s
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait for nothing: the executor has no thread, and asyncio would wait for one of its own."""
+
     @property
     def now_ms(self) -> int:
         return round(self._clock.now_s * 1000)
