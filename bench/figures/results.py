@@ -312,7 +312,7 @@ MORE = {
     "Publishing and consuming": (
         *(f"{PUBLISH}.{each}" for each in ("rate", "cpu_us", "ratio_kombu")),
         *(f"client.latency.{each}_ms" for each in ("confirm_p50", "confirm_p99", "receipt_p99")),
-        *("client.publish.w50.rate", "client.threads.64.rate", "client.redundant.send_many.ratio"),
+        *("client.threads.64.rate", "client.redundant.send_many.ratio"),
         *(f"client.consume.{each}" for each in ("rate", "cpu_us", "many_rate")),
         *("client.batch.publish.50x200.rate", "client.batch.consume.50x200.rate"),
         *("client.handlers.app_ratio", "client.mesh.consumer_mb"),
