@@ -392,12 +392,14 @@ def consume(
 
 def _tell_what_is_there(bus: BusConfig, source: str, topic: str, *, ask: bool) -> None:
     """Tell of a source that will be created; ask before messages are taken from those who work on them."""
+    if not bus.list_urls:
+        return
     try:
-        counts = directory.count_subscriptions(bus).counts if bus.list_urls else ()
+        counted = directory.count_subscriptions(bus)
     except MessageBusError:  # no rights on it, or no agent: what follows will tell
         return
-    there = [each.consumers for each in counts if each.name == source]
-    if bus.list_urls and not there:
+    there = [each.consumers for each in counted.counts if each.name == source]
+    if not there and not counted.unanswered:  # a broker that does not answer may have it
         say(f"messagebus: {source} did not exist: it is created, on all brokers", err=True)
     others = max(there, default=0)
     if not others or not ask or not sys.stdout.isatty():

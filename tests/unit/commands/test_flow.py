@@ -1,4 +1,4 @@
-"""`messagebus publish`: what its options become, and what is refused before anything is sent."""
+"""`messagebus publish`: its options, and the refusals before anything is sent. `consume`: its notices."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Self
 import pytest
 from click.testing import CliRunner, Result
 
-from messagebus import Destination, Durability, Message, Outcome
+from messagebus import BusConfig, Destination, Durability, Message, Outcome
 from messagebus.__main__ import cli
+from messagebus.admin import SubscriptionCount, SubscriptionCounts, directory
 from messagebus.commands import flow
 from messagebus.commands.exits import Exit
 from messagebus.errors import MessageInvalid
@@ -130,3 +131,27 @@ def test_a_bad_line_is_named_and_those_before_it_are_sent(sent: Sent) -> None:
     assert isinstance(done.exception, SystemExit | MessageInvalid)
     assert "line 3: not JSON" in f"{done.stderr}{done.exception}"
     assert [message.body for _, message, _ in sent] == [b"1"]
+
+
+THERE = SubscriptionCount(name="orders/billing", broker="mb1:5672", ready=5, consumers=0)
+
+
+@pytest.mark.parametrize(
+    ("counted", "is_told"),
+    [
+        (SubscriptionCounts((), answered=("mb1:5672",)), True),
+        (SubscriptionCounts((THERE,), answered=("mb1:5672",)), False),
+        (SubscriptionCounts((), {"mb2:5672": "no answer"}, ("mb1:5672",)), False),
+        (SubscriptionCounts((), {"mb1:5672": "no answer"}), False),
+    ],
+)
+def test_a_source_is_called_new_only_where_every_broker_has_answered(
+    counted: SubscriptionCounts,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(directory, "count_subscriptions", lambda _bus: counted)
+    bus = BusConfig(list_urls=("http://mb:8081/consumer-list",))
+    flow._tell_what_is_there(bus, "orders/billing", "orders", ask=True)
+    assert ("orders/billing did not exist" in capsys.readouterr().err) == is_told
