@@ -103,7 +103,6 @@ class HandlerTasks:
     # Life.
     def start(self, count: int) -> None:
         self._free = count
-        self._room.set()
         self._start_feeding()
 
     def _start_feeding(self) -> None:
@@ -113,12 +112,11 @@ class HandlerTasks:
     async def _feed(self) -> None:
         """Wait for deliveries while there are places for them."""
         while True:
-            while (
-                self._free <= 0
-            ):  # a run that ended may have given the place away before this goes on
+            # Again after the wait: a run that ended meanwhile may have given the place to another.
+            while self._free <= 0:
                 self._room.clear()
                 await self._room.wait()
-            self._free -= 1  # held for what is waited for
+            self._free -= 1  # held for the delivery that it waits for
             try:
                 job = self._take() or await self._receive()
             finally:
