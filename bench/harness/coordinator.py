@@ -118,7 +118,9 @@ def conduct(
 
 def _refuse(profile: Profile, hosts: Sequence[str]) -> None:
     if isinstance(profile.load.schedule, Steered):
-        raise InputInvalid("load.schedule: nobody steers a measured run; steered is for the demo")
+        raise InputInvalid(
+            "load.schedule: a measured run follows its profile; steered is for the demo"
+        )
     if profile.events and hosts:
         raise InputInvalid("events: rows of every message are of load processes on this host alone")
 

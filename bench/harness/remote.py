@@ -288,7 +288,7 @@ class Remote:
             while self._child.poll() is None and not self._is_over.is_set():
                 self._send_changed()
                 time.sleep(POLL_S)
-            if self._is_over.is_set():  # nobody waits for it
+            if self._is_over.is_set():  # the relay has gone
                 self._child.terminate()
                 return
             self._send_changed()
@@ -333,7 +333,7 @@ class Remote:
         self._has_profile.set()
 
     def _send_changed(self) -> None:
-        """Send the files that are new or changed. A part exists when its JSON does, so that goes last."""
+        """Send the files that are new or changed. The JSON of a part marks it as whole, and goes last."""
         paths = [
             path
             for each in (READY, PROGRESS, PARTS)

@@ -47,8 +47,8 @@ ASK_AGAIN_S, ASK_AGAIN_MAX_S = 0.1, 5.0
 # are under way share its processors: 320 at once on a busy machine of two cores took longer, were ended, and
 # began again.
 DIALS_AT_ADDRESS = 4
-# A dial holds its place for so many times as long as those that succeed: one that has no answer must not keep
-# the rest waiting, and all are slow where the broker has much to do.
+# A dial holds its place for so many times as long as dials that succeed. A dial without an answer must not
+# keep the rest waiting, and all dials are slow where the broker has much to do.
 TURN_TIMES, TURN_S, TURN_MAX_S = 4, 0.1, 10.0
 # Before the first one has succeeded.
 FIRST_TURN_S = 1.0

@@ -44,8 +44,10 @@ KINDS = ("pika", "messagebus")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one kind needed. start_s: until all were connected. back_s: until the last was again, from when
-    the balancer led to a broker. refused: logins. fullest: clients of the fullest broker, to the mean.
+    """Times and counts of one kind of client.
+
+    start_s: until all were connected. back_s: until the last was connected again, from the time at which the
+    balancer led to a broker. refused: logins. fullest: clients of the fullest broker, to the mean.
     """
 
     start_s: float
