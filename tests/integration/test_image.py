@@ -19,7 +19,8 @@ from ops.local import roots
 from ops.provision.wanted import GATEWAY_UNIT, secret_files, wanted_host
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN_S, TRIES = 300, 3
+WITHIN_S, TRIES = 300, 5
+ENDED = "ended with "
 BASE, IMAGE = "localhost/base", "localhost/messagebus"
 # Of this host: where pip finds its registry, and whom it trusts.
 GIVEN = ("/etc/pip.conf", "/etc/ssl/certs")
@@ -31,10 +32,10 @@ class Buildah:
     def __init__(self, folder: Path) -> None:
         self._storage = ("--root", str(folder / "images"), "--runroot", str(folder / "run"))
 
-    def __call__(self, *words: str | Path, ok: bool = True) -> str:
+    def __call__(self, *words: str | Path) -> str:
         argv = ["buildah", *self._storage, *map(str, words)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=WITHIN_S, check=False)
-        assert not ok or done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     def build(self, source: Path, *words: str | Path) -> None:
@@ -46,11 +47,16 @@ class Buildah:
         )
 
     def run(self, container: str, *argv: str, ok: bool = True) -> str:
-        """Run a command that says something. buildah may lose what one that ends at once has said: again."""
-        told = ""
+        """Run a command, and return what it said. buildah may lose that of one that ends at once: again."""
+        shell = ("sh", "-c", f'"$@" 2>&1; echo "{ENDED}$?"', "sh")
         for _ in range(TRIES):
-            told = told or self("run", "--isolation", "chroot", container, "--", *argv, ok=ok)
-        return told
+            told, mark, code = self(
+                "run", "--isolation", "chroot", container, "--", *shell, *argv
+            ).rpartition(ENDED)
+            if mark:
+                assert not ok or code.split()[0] == "0", told
+                return told
+        raise AssertionError(f"nothing was heard of {argv}")
 
 
 @pytest.fixture(scope="module")

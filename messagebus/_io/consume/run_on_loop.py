@@ -112,8 +112,9 @@ class HandlerTasks:
     async def _feed(self) -> None:
         """Wait for deliveries while there are places for them."""
         while True:
-            # Again after the wait: a run that ended meanwhile may have given the place to another.
-            while self._free <= 0:
+            # Again after the wait: a run that ended meanwhile may have given the place to another. While runs
+            # wait for the loop to turn, it is theirs to take deliveries: this would never let it turn.
+            while self._free <= 0 or self._is_beginning:
                 self._room.clear()
                 await self._room.wait()
             self._free -= 1  # held for the delivery that it waits for
