@@ -42,7 +42,7 @@ from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.figure import Figure
 from bench.figures.results import check_keeping, keep
-from bench.harness.coordinator import conduct
+from bench.harness.coordinator import conduct, refuse
 from bench.harness.interface import Running, durability, started
 from bench.harness.workers import make_empty_folder, make_folder
 from bench.load.profile import Profile, places
@@ -59,6 +59,7 @@ from messagebus.files import replace_file
 from messagebus.recording.events import FAULTS
 from messagebus.recording.manifest import read_manifest
 from messagebus.terminal import plural
+from ops.local.layout import LOOPBACK
 from reports.text import columns_here
 
 ResultOfStep = Mapping[str, Mapping[str, Any]]
@@ -192,6 +193,8 @@ def run(
         wanted = with_system(profile_of(profile), system)
         if live and wanted.system.name != "messagebus":
             raise InputInvalid("--live: on messagebus alone")
+        if hosts:
+            refuse_hosts(wanted, hosts, network)
         numbers = [f"{number + 1:02}" for number in range(repeat)] if repeat > 1 else [""]
         folders = [make_empty_folder(place / each) for each in numbers]
         with (
@@ -201,6 +204,17 @@ def run(
             results = [reported(wanted, each, running, hosts) for each in folders]
         if faults := [fault for result in results for fault in result["faults"]]:
             raise DoesNotHold("; ".join(faults))
+
+
+def refuse_hosts(profile: Profile, hosts: Sequence[str], network: str) -> None:
+    """Raise InputInvalid, before anything starts, for what load processes elsewhere cannot do."""
+    if SYSTEMS[profile.system.name].own_load:
+        raise InputInvalid(f"--load-host: {profile.system.name} makes its load itself, here")
+    if network.startswith(LOOPBACK):
+        raise InputInvalid(
+            f"--load-host: no other host reaches {network}: give the --network of an interface"
+        )
+    refuse(profile, hosts)
 
 
 def work_through(
@@ -473,8 +487,6 @@ def reported(
 ) -> dict[str, Any]:
     """Do one run and print its report. hosts: as of `Workers`."""
     if SYSTEMS[profile.system.name].own_load:
-        if hosts:
-            raise InputInvalid(f"--load-host: {profile.system.name} makes its load itself, here")
         found = of_any_load(profile, folder, running)
         click.echo((folder / "report.txt").read_text())
         return found

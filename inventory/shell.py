@@ -306,6 +306,8 @@ def _ssh_options() -> list[str]:
         *(("-F", config) if config else ()),
         *("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_CONNECT_WITHIN_S}"),
         *("-o", "ExitOnForwardFailure=yes", "-o", "StrictHostKeyChecking=yes"),
+        *("-o", f"ServerAliveInterval={ALIVE_EVERY_S}"),
+        *("-o", f"ServerAliveCountMax={SILENT_WITHIN_S // ALIVE_EVERY_S}"),
     ]
 
 

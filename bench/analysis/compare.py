@@ -138,13 +138,19 @@ def refuse_unlike(a: Profile, b: Profile, *, any_durability: bool) -> None:
 
 
 def refuse_unlike_machines(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Check that all runs come from one kind of machine. Raises InputInvalid."""
-    machines = {
-        f"{each['environment'].get('cpu', 'unknown')}, {each['environment'].get('cores')} cores": None
-        for each in (*a, *b)
-    }
+    """Check that all runs come from one kind of machine, with load from the same hosts.
+
+    Raises InputInvalid.
+    """
+    machines = {_machine(each["environment"]): None for each in (*a, *b)}
     if len(machines) > 1:
         raise InputInvalid(f"measured on machines that are not alike: {'; '.join(machines)}")
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    hosts = [f"load from {line.partition(': ')[0]}" for line in environment.get("load_hosts", ())]
+    cores = f"{environment.get('cores')} cores"
+    return ", ".join([environment.get("cpu", "unknown"), cores, *sorted(hosts)])
 
 
 def are_by_turns(a: Sequence[Run], b: Sequence[Run]) -> bool:

@@ -256,7 +256,8 @@ class Result:
         machine = self.machine
         return [
             *self.about["faults"],
-            *bottlenecks(self.clients, machine.others if machine else ""),
+            # What else runs here delays no load elsewhere.
+            *bottlenecks(self.clients, machine.others if machine and not self._is_elsewhere else ""),
             *(self.fates.faults if self.fates else []),
             *self._lacking,
         ]
@@ -341,8 +342,13 @@ class Result:
             self.measured,
             cores=self.about["environment"]["cores"],
             brokers=sum(each["cpu_s"] / each["seconds"] for each in brokers),
-            clients=sum(each.cpu_share for each in self.clients),
+            clients=None if self._is_elsewhere else sum(each.cpu_share for each in self.clients),
         )
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """True if the load processes were on other hosts."""
+        return "load_hosts" in self.about["environment"]
 
     def as_json(self) -> dict[str, Any]:
         return {

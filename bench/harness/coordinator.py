@@ -62,7 +62,7 @@ def conduct(
     Raises InputInvalid for a folder that is not empty, and for a steered load; BenchError when the load
     fails. The folder then has everything recorded until then, marked incomplete.
     """
-    _refuse(profile, hosts)
+    refuse(profile, hosts)
     make_empty_folder(folder)
     about = _beginning(profile, running)
     _save(folder, about)
@@ -116,7 +116,8 @@ def conduct(
     return folder
 
 
-def _refuse(profile: Profile, hosts: Sequence[str]) -> None:
+def refuse(profile: Profile, hosts: Sequence[str]) -> None:
+    """Raise InputInvalid for a load that cannot be measured, or not on other hosts."""
     if isinstance(profile.load.schedule, Steered):
         raise InputInvalid(
             "load.schedule: a measured run follows its profile; steered is for the demo"

@@ -57,6 +57,7 @@ ANSWERS_WITHIN_S = 60.0
 END_WITHIN_S = 5.0
 # Of a file that an environment variable names: passwords and certificates.
 FILE_BYTES_MAX = 1 << 20
+LINE_BYTES_SHOWN = 80
 MS = 1_000_000
 
 
@@ -65,7 +66,8 @@ class Clock:
     """The clocks of another host, compared with those here. host: as SSH calls it.
 
     ahead_ns, wall_ahead_ns: its monotonic and its wall-clock time minus ours. error_ns: bound of the error of
-    both, half of the quickest answer's time. drift_ns: change of ahead_ns during the run.
+    both, half of the quickest answer's time. drift_ns: change of ahead_ns during the run, by which a time
+    at its end may be wrong, too.
     """
 
     host: str
@@ -96,7 +98,7 @@ def about_hosts(folder: Path) -> dict[str, list[str]]:
 def _described(host: str, found: Sequence[tuple[str, Clock]]) -> str:
     best = min((clock for _, clock in found), key=lambda clock: clock.error_ns)
     drift_ns = max((clock.drift_ns for _, clock in found), key=abs)
-    error_ns = max(clock.error_ns for _, clock in found)
+    error_ns = max(clock.error_ns + abs(clock.drift_ns) for _, clock in found)
     return (
         f"{host}: {', '.join(name for name, _ in found)}; its clock {best.wall_ahead_ns / MS:+.3f} ms, its "
         f"times corrected within {error_ns / MS:.3f} ms, changed by {drift_ns / MS:+.3f} ms during the run"
@@ -136,8 +138,11 @@ class Relay:
             clock = self._clock()
             save_clock(self._folder, f"{kind}-{number}", clock)
             code = self._exchange(clock, host)
-            drift_ns = self._clock().ahead_ns - clock.ahead_ns
-            save_clock(self._folder, f"{kind}-{number}", replace(clock, drift_ns=drift_ns))
+            after = self._clock()
+            error_ns = max(clock.error_ns, after.error_ns)
+            drift_ns = after.ahead_ns - clock.ahead_ns
+            both = replace(clock, error_ns=error_ns, drift_ns=drift_ns)
+            save_clock(self._folder, f"{kind}-{number}", both)
             return code
         finally:
             self._close()
@@ -224,7 +229,8 @@ class Relay:
             raise self._ended() from fault
 
     def _ended(self) -> BenchError:
-        self._readers[1].join(END_WITHIN_S)
+        for reader in self._readers:
+            reader.join(END_WITHIN_S)
         return BenchError(
             f"{self._host}: the connection has ended: {self._complaint or 'without a word'}"
         )
@@ -238,7 +244,11 @@ class Relay:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._lines.put(json.loads(line))
+            try:
+                self._lines.put(dict(json.loads(line)))
+            except (ValueError, TypeError):  # of a login shell
+                self._complaint = f"not a line of bench remote: {line[:LINE_BYTES_SHOWN]!r}"
+                break
         self._lines.put(None)
 
     def _next(self, within_s: float) -> dict[str, Any]:

@@ -55,18 +55,21 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The use of the machine in cores, on average. rest: neither brokers nor load processes."""
+    """The use of the machine in cores, on average. rest: neither brokers nor load processes.
+
+    clients: load processes here; None where they are on other hosts.
+    """
 
     cores: int
     busy: float
     brokers: float
-    clients: float
+    clients: float | None
     stolen: float
     load_max: float
 
     @property
     def rest(self) -> float:
-        return max(0.0, self.busy - self.brokers - self.clients)
+        return max(0.0, self.busy - self.brokers - (self.clients or 0.0))
 
     @property
     def others(self) -> str:
@@ -74,8 +77,9 @@ class Usage:
         return f"other processes used {self.rest:.2f} of {plural(self.cores, 'core')}"
 
     def __str__(self) -> str:
+        load = "on other hosts" if self.clients is None else f"{self.clients:.2f}"
         told = (
-            f"{self.busy:.2f} of {self.cores} cores busy: load {self.clients:.2f}, brokers "
+            f"{self.busy:.2f} of {self.cores} cores busy: load {load}, brokers "
             f"{self.brokers:.2f}, all else {self.rest:.2f}"
         )
         return told + (f"; {self.stolen:.2f} given to others" if self.stolen >= 0.01 else "")
@@ -90,9 +94,9 @@ def look_at_machine(at_s: float) -> Busy:
 
 
 def usage(
-    samples: Sequence[Busy], within: range, *, cores: int, brokers: float, clients: float
+    samples: Sequence[Busy], within: range, *, cores: int, brokers: float, clients: float | None
 ) -> Usage | None:
-    """Return the use in these seconds; None if there are too few samples. brokers, clients: their cores."""
+    """Return the use in these seconds; None if there are too few samples. brokers, clients: as of `Usage`."""
     if not samples:
         return None
     begin_s, end_s = max(within.start, samples[0].at_s), min(within.stop, samples[-1].at_s)

@@ -20,7 +20,7 @@ from messagebus.terminal import plural, printable, say
 from ops.commands import doors
 from ops.commands.kits import CHECKOUT
 from ops.local.cluster import DEFAULT_BROKERS, LocalCluster
-from ops.local.layout import BALANCERS_MAX, DEFAULT_NETWORK
+from ops.local.layout import BALANCERS_MAX, DEFAULT_NETWORK, LOOPBACK
 from ops.local.roots import ENV_ROOT, RELEASES, of_version
 from ops.local.servers import CHOICES, choices_of, url
 
@@ -123,6 +123,8 @@ def up(
     """
     if rabbitmq and root:
         raise click.UsageError("--rabbitmq or --root, not both")
+    if network and not network.startswith(LOOPBACK):
+        raise click.UsageError(f"--network {network}: three numbers that begin with 127, 127.0.7")
     choices = choices_of(servers)
     console = Console(stderr=True)
     with console.status("starting the local cluster") as shown:

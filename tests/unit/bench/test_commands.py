@@ -172,6 +172,22 @@ def test_what_workloads_alone_have_is_refused_for_a_profile(
     assert "of a workload alone, without --system: seed-s1" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("never")
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ([], "no other host reaches 127.0.0"),
+        (["--network", "10.1.2", "--system", "perf-test"], "perf-test makes its load itself, here"),
+    ],
+)
+def test_load_on_other_hosts_that_cannot_be_is_refused_before_anything_starts(
+    options: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = ["run", "steady", "--dir", str(tmp_path), "--load-host", "a.example"]
+    assert main([*profile, *options]) == 2
+    assert why in capsys.readouterr().err
+
+
 def test_the_figures_of_a_series_have_the_load_before_it_and_the_commit_of_the_run_that_had_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -272,6 +272,9 @@ def test_machines_that_differ_are_refused() -> None:
     other = result() | {"environment": result()["environment"] | {"cores": 64}}
     with pytest.raises(InputInvalid, match="slow, 2 cores; slow, 64 cores"):
         refuse_unlike_machines([result()], [other])
+    elsewhere = {**result()["environment"], "load_hosts": ["a:2222: publisher-0; its clock +1 ms"]}
+    with pytest.raises(InputInvalid, match="slow, 2 cores; slow, 2 cores, load from a:2222"):
+        refuse_unlike_machines([result()], [result() | {"environment": elsewhere}])
 
 
 @pytest.mark.parametrize(

@@ -407,6 +407,20 @@ def test_a_load_that_was_late_names_what_all_else_used_of_the_machine(tmp_path: 
     assert re.search(r"bottleneck; other processes used 1\.\d\d of 2 cores", result.faults[0])
 
 
+def test_load_on_other_hosts_is_no_use_of_this_machine_nor_delayed_by_it(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    save(tmp_path / MACHINE, [Busy(at, 1.9 * at, 0.0, 30.0) for at in (0.0, 14.0)])
+    result = gather(tmp_path)
+    result.clients = [dataclasses.replace(GOOD, cpu_share=1.5, pacing_p99_ms=60.8, per_process=0)]
+    assert "load 1.50" in render_text(result)
+    result.about["environment"]["load_hosts"] = ["a.example: publisher-0"]
+    machine = result.machine
+    assert machine is not None
+    assert machine.rest == pytest.approx(machine.busy - machine.brokers)
+    assert "load on other hosts" in render_text(result)
+    assert result.faults[0].endswith("its pacer was the bottleneck")
+
+
 def test_a_load_by_chance_says_the_rate_that_was_intended(tmp_path: Path) -> None:
     write_run(tmp_path)
     result = gather(tmp_path)

@@ -12,6 +12,7 @@ import pytest
 from bench.errors import BenchError
 from bench.harness.remote import Clock, Relay, about_hosts, save_clock
 from bench.harness.workers import OVER, PROFILE, Start, open_ended, say_over
+from inventory.shell import ssh_command
 
 # What a load process would be: it leaves its files, and repeats a variable and a file that one names.
 REMOTE = """
@@ -91,6 +92,20 @@ def test_the_report_has_the_worst_of_each_host(tmp_path: Path) -> None:
     assert second.startswith("b: publisher-1;")
 
 
+def test_a_clock_that_changed_during_the_run_makes_its_times_as_much_less_certain(
+    tmp_path: Path,
+) -> None:
+    clock = Clock(host="a", ahead_ns=1, wall_ahead_ns=0, error_ns=40_000, drift_ns=-2_000_000)
+    save_clock(tmp_path, "publisher-0", clock)
+    (line,) = about_hosts(tmp_path)["load_hosts"]
+    assert line.endswith("corrected within 2.040 ms, changed by -2.000 ms during the run")
+
+
+def test_a_host_that_falls_silent_is_lost_soon() -> None:
+    argv = " ".join(ssh_command("b.example", ["true"]))
+    assert "-o ServerAliveInterval=3 -o ServerAliveCountMax=5" in argv
+
+
 @pytest.mark.parametrize(
     ("made", "told"),
     [
@@ -98,6 +113,7 @@ def test_the_report_has_the_worst_of_each_host(tmp_path: Path) -> None:
         (channel(name="parts/../../x"), "sends a file that no load process has"),
         (channel(name="/etc/x"), "sends a file that no load process has"),
         (["sh", "-c", "echo no route >&2; exit 255"], "the connection has ended: no route"),
+        (["sh", "-c", "echo Welcome"], r"not a line of bench remote: b'Welcome"),
     ],
 )
 def test_a_host_that_is_lost_or_another_one_is_one_line(
