@@ -98,8 +98,8 @@ LATER = {
     ),
     "top": ("messagebus.tools.top:top", "Show brokers, subscriptions and problems, live."),
     "topics": (
-        "messagebus.tools.top:topics",
-        "List topics and queues with their waiting messages.",
+        "messagebus.tools.subscriptions:topics",
+        "List topics and queues with their waiting messages; delete topics.",
     ),
     "trace": (
         "messagebus.tools.trace:trace_command",

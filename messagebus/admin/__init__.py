@@ -25,6 +25,7 @@ _HOME_OF = {
     "count_parked": "messagebus.admin.parked",
     "count_subscriptions": "messagebus.admin.directory",
     "delete_subscriptions": "messagebus.admin.directory",
+    "delete_topics": "messagebus.admin.directory",
     "drain_broker": "messagebus.admin.directory",
     "drop_spooled": "messagebus.admin.spool",
     "purge_parked": "messagebus.admin.parked",

@@ -4,6 +4,7 @@ from messagebus.admin.directory import SubscriptionCounts as SubscriptionCounts
 from messagebus.admin.directory import brokers as brokers
 from messagebus.admin.directory import count_subscriptions as count_subscriptions
 from messagebus.admin.directory import delete_subscriptions as delete_subscriptions
+from messagebus.admin.directory import delete_topics as delete_topics
 from messagebus.admin.directory import drain_broker as drain_broker
 from messagebus.admin.directory import purge_subscriptions as purge_subscriptions
 from messagebus.admin.parked import ParkedCount as ParkedCount

@@ -21,7 +21,7 @@ from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, bus_of
-from messagebus.destination import Queue, Source, Stream, Subscription
+from messagebus.destination import Queue, Source, Stream, Subscription, Topic
 from messagebus.errors import (
     ConfigError,
     ListError,
@@ -46,6 +46,7 @@ __all__ = [
     "count_subscriptions",
     "declare",
     "delete_subscriptions",
+    "delete_topics",
     "drain_broker",
     "purge_subscriptions",
 ]
@@ -150,6 +151,24 @@ def delete_subscriptions(
     bus = _with_agents(bus)
     return run_blocking(
         subscriptions.delete(bus, brokers(bus), _source_names(names, Stream), token=token)
+    )
+
+
+def delete_topics(
+    bus: BusConfig | None, names: Iterable[str | Topic] | str | Topic, *, token: Secret
+) -> Registration:
+    """Delete topics that have no subscription and no stream, so no messages either, on all brokers.
+
+    A publish to a deleted topic ends unroutable, as one to a topic without subscriptions; whoever declares the
+    topic again makes it anew. Result and errors are those of `delete_subscriptions`; TopologyError also
+    names the subscriptions and the stream that must be deleted first.
+    """
+    wanted = [parse_wanted(each) if isinstance(each, str) else each for each in as_list(names)]
+    if others := [str(each) for each in wanted if not isinstance(each, Topic)]:
+        raise NameInvalid(f"{others[0]}: not a topic")
+    bus = _with_agents(bus)
+    return run_blocking(
+        subscriptions.delete(bus, brokers(bus), [str(each) for each in wanted], token=token)
     )
 
 

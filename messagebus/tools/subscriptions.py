@@ -1,15 +1,16 @@
-"""`messagebus subscriptions`: list, delete and purge subscriptions and queues on all brokers."""
+"""`messagebus subscriptions`: list, delete and purge subscriptions and queues on all brokers; `topics delete`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from messagebus import Registration
 from messagebus.admin import directory
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings, confirm
@@ -19,6 +20,7 @@ from messagebus.observing.totals import SOURCES, at_least, counted
 from messagebus.secret import Secret
 from messagebus.terminal import say
 from messagebus.tools import top
+from messagebus.tools.top import topics
 
 TOKEN_SETTING = "MESSAGEBUS_TOKEN_FILE"
 
@@ -113,6 +115,31 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
     token = token_of(token_file)
     confirm(f"Delete {', '.join(names)} on all brokers, with all that waits in them?", yes)
     done = directory.delete_subscriptions(bus_settings(), names, token=token)
+    return _tell_deleted(names, done, as_json)
+
+
+@topics.command("delete", short_help="Delete topics without subscriptions on all brokers.")
+@_names_argument
+@token_option
+@_yes_option
+@_as_json_option
+def delete_topics(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
+    """Delete the topics NAMES on all brokers. One with a subscription or a stream is refused.
+
+    Brokers that are down are treated as by `messagebus subscriptions delete`. Whoever declares a topic again
+    makes it anew.
+
+    \b
+    Example:
+      messagebus topics delete orders --token-file /etc/messagebus/token
+    """
+    token = token_of(token_file)
+    confirm(f"Delete {', '.join(names)} on all brokers?", yes)
+    done = directory.delete_topics(bus_settings(), names, token=token)
+    return _tell_deleted(names, done, as_json)
+
+
+def _tell_deleted(names: Sequence[str], done: Registration, as_json: bool) -> int:
     later = dict.fromkeys(done.later, "deletes it when it is back")
     if as_json:
         told = {"held": done.held, "later": done.later, "missing": dict(done.missing)}

@@ -361,13 +361,14 @@ def _broker_json(look: Look, observed: ObservedBroker) -> dict[str, Any]:
     return {"fault": "", "state": asdict(answer.state), "room": room, "rates": told}
 
 
-@click.group(short_help="List topics and queues with their waiting messages.")
+@click.group(short_help="List topics and queues with their waiting messages; delete topics.")
 def topics() -> None:
-    """List topics and queues with the sums of their subscriptions.
+    """List topics and queues with the sums of their subscriptions; delete topics without any.
 
     \b
     Example:
       messagebus topics list
+      messagebus topics delete orders --token-file /etc/messagebus/token
     """
 
 

@@ -608,6 +608,7 @@ CALLS_OF_A_BUS: dict[str, Callable[[None], object]] = {
     "brokers": admin.brokers,
     "count_subscriptions": admin.count_subscriptions,
     "delete_subscriptions": lambda bus: admin.delete_subscriptions(bus, "queue:a", token=TOKEN),
+    "delete_topics": lambda bus: admin.delete_topics(bus, "orders", token=TOKEN),
     "purge_subscriptions": lambda bus: admin.purge_subscriptions(bus, "queue:a", token=TOKEN),
     "drain_broker": lambda bus: admin.drain_broker(bus, "mb1:5672", draining=True, token=TOKEN),
     "count_parked": admin.count_parked,

@@ -127,7 +127,8 @@ async def delete(
     """Delete on all brokers by tombstones, through the first agent that can.
 
     Each is asked at its own address: behind a balancer another agent than the one that gave a nonce might
-    answer. Raises TopologyError when no agent could do it, or when one of the names never existed;
+    answer. Raises TopologyError when no agent could do it, when a topic is read, or when one of the names
+    never existed;
     LoginRefused; ConfigError for an impossible token.
     """
     proof = _proof(token)
@@ -145,6 +146,8 @@ async def delete(
                 if answer.status_code == httpx.codes.OK:
                     return read_registration(url, answer)
                 _raise_if_refused(url, answer)
+                if json_object(answer).get("mismatch"):
+                    raise TopologyError(_error_of(answer))
                 fault = f"{url}: HTTP {answer.status_code} {_error_of(answer)}"
             except (httpx.HTTPError, ValueError, LinkLost) as trouble:
                 fault = f"{url}: {reason_of(trouble)}"

@@ -207,6 +207,25 @@ def test_who_deletes_a_name_and_when_is_told(
     assert (told["complete"], told["missing"]) == (done.complete, dict(done.missing))
 
 
+def test_a_topic_is_deleted_by_its_own_command(
+    token: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = Registration(complete=True, held=(ONE, TWO))
+    calls = answers(monkeypatch, directory, "delete_topics", done)
+    ended = run("topics", "delete", "orders", *token, "--yes")
+    assert (ended.exit_code, ended.stdout) == (0, f"deleted orders on {ONE}, {TWO}\n")
+    ((_, names), named) = calls[0]
+    assert (list(names), named["token"].reveal()) == (["orders"], "secret")
+
+
+@pytest.mark.parametrize("name", ["orders/billing", "queue:orders", "stream:orders"])
+def test_only_a_topic_is_deleted_as_one(
+    name: str, token: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = run("topics", "delete", name, *token, "--yes")
+    assert (ended.exit_code, f"{name}: not a topic" in ended.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("dropped", "unanswered", "names", "code"),
     [

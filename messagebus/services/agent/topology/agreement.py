@@ -584,14 +584,11 @@ def _against_readers(wanted: Topic, options: Options, standing: Mapping[str, Opt
 
 
 def _still_read(entries: Mapping[str, Entry], names: Collection[str]) -> str:
-    """Return why these may not be deleted: the backlog of a partitioned topic goes with its segments."""
+    """Return why these may not be deleted: a topic has subscriptions, or a stream, with their messages."""
     for name in names:
-        entry = entries.get(name)
-        if entry is None or not entry.alive or "/" in name or PARTITIONS not in dict(entry.options):
-            continue
-        left = [n for n, e in entries.items() if _is_below(n, name) and e.alive]
-        if left := sorted(set(left) - set(names)):
-            return f"{name} has partitions and is read: delete {', '.join(left)} first"
+        left = {n for n, e in entries.items() if _is_below(n, name) and e.alive}
+        if left := left - {*names}:
+            return f"{name} is read: delete {', '.join(sorted(left))} first"
     return ""
 
 

@@ -671,6 +671,20 @@ async def test_a_stream_has_the_partitions_of_its_topic_and_keeps_it(rig: Rig) -
 
 
 @pytest.mark.parametrize("reader", ["orders/billing", "stream:orders"])
+async def test_a_topic_is_deleted_only_without_subscriptions_and_stream(
+    rig: Rig, reader: str
+) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}] * 9
+    await rig.topology.change(["orders", reader, "orders.eu", "queue:orders"], alive=True)
+    with pytest.raises(TopologyMismatch, match=f"orders is read: delete {reader} first"):
+        await rig.topology.change(["orders"], alive=False)
+    assert rig.register.entries["orders"].alive
+    await rig.topology.change([reader], alive=False)
+    assert (await rig.topology.change(["orders"], alive=False)).complete
+
+
+@pytest.mark.parametrize("reader", ["orders/billing", "stream:orders"])
 async def test_a_plain_topic_with_readers_gets_no_partitions(rig: Rig, reader: str) -> None:
     rig.peers.maps = {B: EMPTY, C: EMPTY}
     rig.peers.answers = [{B: held(), C: held()}] * 9
