@@ -59,6 +59,10 @@ LATER = {
         "messagebus.tools.doctor:doctor",
         "Find problems between this host and the bus.",
     ),
+    "explain": (
+        "messagebus.commands.explain:explain",
+        "Print cause and remedy of an error.",
+    ),
     "forward": (
         "messagebus.tools.forward:forward",
         "Forward TOPICS to another bus, at least once.",
@@ -98,7 +102,7 @@ LATER = {
     ),
     "top": ("messagebus.tools.top:top", "Show brokers, subscriptions and problems, live."),
     "topics": (
-        "messagebus.tools.subscriptions:topics",
+        "messagebus.tools.topics:topics",
         "List topics and queues with their waiting messages; delete topics.",
     ),
     "trace": (

@@ -88,7 +88,7 @@ class _Notes:
     def __get__(self, error: MessageBusError | None, owner: type) -> list[str]:
         if error is None or not error.docs:
             raise AttributeError("__notes__")
-        notes: list[str] = vars(error).setdefault("__notes__", [f"see {error.docs}"])
+        notes: list[str] = vars(error).setdefault("__notes__", [f"see: {remedy_of(error)}"])
         return notes
 
 
@@ -141,6 +141,11 @@ def text_of(value: object) -> str:
 def docs_of(fault: BaseException) -> str:
     """Return the `docs` of an error of this library; "" for all others."""
     return fault.docs if isinstance(fault, MessageBusError) else ""
+
+
+def remedy_of(fault: BaseException) -> str:
+    """Return the command that prints the section of `docs_of`, also without a checkout; or another `docs`."""
+    return docs_of(fault).replace(f"{PAGE}#", "messagebus explain ")
 
 
 class ConfigError(MessageBusError, ValueError):

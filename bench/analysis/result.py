@@ -257,7 +257,9 @@ class Result:
         return [
             *self.about["faults"],
             # What else runs here delays no load elsewhere.
-            *bottlenecks(self.clients, machine.others if machine and not self._is_elsewhere else ""),
+            *bottlenecks(
+                self.clients, machine.others if machine and not self._is_elsewhere else ""
+            ),
             *(self.fates.faults if self.fates else []),
             *self._lacking,
         ]

@@ -31,9 +31,9 @@ from messagebus.errors import (
     NotReady,
     RegistrationIncomplete,
     Unroutable,
-    docs_of,
     one_line,
     reason_of,
+    remedy_of,
 )
 from messagebus.terminal import say
 
@@ -136,7 +136,7 @@ def run(
     except (*CODES, *codes) as fault:
         found = code_of(fault, codes)
         why = hint() if found is not Exit.USAGE else ""
-        docs = f" [{place}]" if (place := docs_of(fault)) else ""
+        docs = f" [{place}]" if (place := remedy_of(fault)) else ""
         return failed(f"{_text_of(fault)}{why}{docs}", found)
     return int(code) if isinstance(code, int) else Exit.DONE
 

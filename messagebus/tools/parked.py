@@ -24,7 +24,7 @@ from messagebus.clock import MS_PER_S, wall_ms
 from messagebus.commands.exits import Exit, code_of
 from messagebus.commands.options import Duration, NumberRange, bus_settings, iso
 from messagebus.envelope import tagged
-from messagebus.errors import docs_of, one_line
+from messagebus.errors import one_line, remedy_of
 from messagebus.terminal import Progress, escaped, plural, say
 from messagebus.tools.top import table
 
@@ -392,7 +392,7 @@ def _print_json(values: Mapping[str, Any], faults: Mapping[str, str]) -> None:
 
 def _tell(answer: ParkedCounts | ParkedMessages | ParkedMoved) -> int:
     for where, why in sorted(answer.faults.items()):
-        place = docs_of(answer.causes[where]) if where in answer.causes else ""
+        place = remedy_of(answer.causes[where]) if where in answer.causes else ""
         section = f" [{place}]" if place else ""
         say(f"messagebus: {where}: {escaped(one_line(why), 400)}{section}", err=True)
     if not answer.faults:

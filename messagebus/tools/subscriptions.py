@@ -1,4 +1,4 @@
-"""`messagebus subscriptions`: list, delete and purge subscriptions and queues on all brokers; `topics delete`."""
+"""`messagebus subscriptions`: list, delete and purge subscriptions and queues on all brokers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from messagebus.observing.totals import SOURCES, at_least, counted
 from messagebus.secret import Secret
 from messagebus.terminal import say
 from messagebus.tools import top
-from messagebus.tools.top import topics
 
 TOKEN_SETTING = "MESSAGEBUS_TOKEN_FILE"
 
@@ -36,8 +35,8 @@ def subscriptions() -> None:
     """
 
 
-_as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 token_option = click.option(
     "--token-file",
     envvar=TOKEN_SETTING,
@@ -45,11 +44,11 @@ token_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help=f"File with the operators' token; {TOKEN_SETTING}.",
 )
-_names_argument = click.argument("names", nargs=-1, required=True)
+names_argument = click.argument("names", nargs=-1, required=True)
 
 
 @subscriptions.command("list")
-@_as_json_option
+@as_json_option
 def list_subscriptions(as_json: bool) -> int:
     """Print the message counts of subscriptions and queues, by broker.
 
@@ -98,10 +97,10 @@ def _ages(settings: BusConfig) -> Mapping[tuple[str, str], str]:
 
 
 @subscriptions.command("delete", short_help="Delete NAMES on all brokers, with their messages.")
-@_names_argument
+@names_argument
 @token_option
-@_yes_option
-@_as_json_option
+@yes_option
+@as_json_option
 def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
     """Delete NAMES (TOPIC/SUBSCRIPTION or queue:NAME) on all brokers, with their messages.
 
@@ -115,31 +114,10 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
     token = token_of(token_file)
     confirm(f"Delete {', '.join(names)} on all brokers, with all that waits in them?", yes)
     done = directory.delete_subscriptions(bus_settings(), names, token=token)
-    return _tell_deleted(names, done, as_json)
+    return tell_deleted(names, done, as_json)
 
 
-@topics.command("delete", short_help="Delete topics without subscriptions on all brokers.")
-@_names_argument
-@token_option
-@_yes_option
-@_as_json_option
-def delete_topics(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
-    """Delete the topics NAMES on all brokers. One with a subscription or a stream is refused.
-
-    Brokers that are down are treated as by `messagebus subscriptions delete`. Whoever declares a topic again
-    makes it anew.
-
-    \b
-    Example:
-      messagebus topics delete orders --token-file /etc/messagebus/token
-    """
-    token = token_of(token_file)
-    confirm(f"Delete {', '.join(names)} on all brokers?", yes)
-    done = directory.delete_topics(bus_settings(), names, token=token)
-    return _tell_deleted(names, done, as_json)
-
-
-def _tell_deleted(names: Sequence[str], done: Registration, as_json: bool) -> int:
+def tell_deleted(names: Sequence[str], done: Registration, as_json: bool) -> int:
     later = dict.fromkeys(done.later, "deletes it when it is back")
     if as_json:
         told = {"held": done.held, "later": done.later, "missing": dict(done.missing)}
@@ -152,10 +130,10 @@ def _tell_deleted(names: Sequence[str], done: Registration, as_json: bool) -> in
 @subscriptions.command(
     "purge", short_help="Drop the messages that wait in NAMES now, on all brokers."
 )
-@_names_argument
+@names_argument
 @token_option
-@_yes_option
-@_as_json_option
+@yes_option
+@as_json_option
 def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
     """Drop the waiting messages of NAMES, on all brokers; those delivered and not answered stay.
 

@@ -1,4 +1,4 @@
-"""The commands `messagebus top` and `messagebus topics list`: the whole bus on a terminal.
+"""The command `messagebus top`: the whole bus on a terminal.
 
 All figures are those of `messagebus.observing`. An unknown value is a question mark, and a sum names
 the brokers that are not in it.
@@ -16,11 +16,9 @@ from typing import Any
 
 import click
 
-from messagebus._io.agents.subscriptions import topology
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import NumberRange, bus_settings
 from messagebus.config import BusConfig
-from messagebus.destination import Queue, Subscription, Topic
 from messagebus.errors import one_line
 from messagebus.observing.ask import Asker
 from messagebus.observing.rates import Rates, broker_rates, row_rates
@@ -36,7 +34,6 @@ from messagebus.observing.totals import (
     uncounted,
 )
 from messagebus.terminal import columns, duration, folded, plural, say, shortened
-from messagebus.topology import Wanted
 
 EVERY_S = 2.0
 # Statistics are swept every 5 s while somebody looks, so rates are of at least so long.
@@ -206,7 +203,7 @@ def _lines(
     yield ""
     found = sorted((each for each in look.sums.items() if text in each[0]), key=SORTS[sort])
     titles = ("NAME", "READY", "UNACKED", "OLDEST", "IN/s", "OUT/s", "CONSUMERS", "PARKED")
-    cells = [_sum(name, each, exact) for name, each in found[:ROWS]]
+    cells = [sum_cells(name, each, exact) for name, each in found[:ROWS]]
     yield from table(titles, cells, texts=1, width=width)
     if len(found) > ROWS:
         yield f"and {len(found) - ROWS} more: --sort, --filter, --json"
@@ -250,7 +247,7 @@ def _oldest(answer: Answer, now_ms: int) -> tuple[int | None, bool]:
     return max((age for age in ages if age is not None), default=0), is_least
 
 
-def _sum(name: str, total: Sum, exact: bool) -> tuple[str, ...]:
+def sum_cells(name: str, total: Sum, exact: bool) -> tuple[str, ...]:
     def count(value: float | None) -> str:
         return at_least(value, total.is_least, lambda number: _count(int(number), exact))
 
@@ -359,78 +356,3 @@ def _broker_json(look: Look, observed: ObservedBroker) -> dict[str, Any]:
     room = asdict(answer.room) if answer.room else None
     told = asdict(rates) if rates else None
     return {"fault": "", "state": asdict(answer.state), "room": room, "rates": told}
-
-
-@click.group(short_help="List topics and queues with their waiting messages; delete topics.")
-def topics() -> None:
-    """List topics and queues with the sums of their subscriptions; delete topics without any.
-
-    \b
-    Example:
-      messagebus topics list
-      messagebus topics delete orders --token-file /etc/messagebus/token
-    """
-
-
-@topics.command("list", short_help="Print the waiting messages of each topic and queue.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def list_topics(as_json: bool) -> int:
-    """Print every topic and queue: its subscriptions, what waits in them, and the oldest message.
-
-    MQTT: whether MQTT clients publish to it, too. Sums are of the brokers that answer; exit code 3 when one
-    is not counted.
-
-    \b
-    Example:
-      messagebus topics list
-    """
-    settings = bus_settings()
-
-    async def both() -> tuple[Bus, list[Wanted]]:
-        return await observed(settings), await topology(settings)
-
-    bus, known = asyncio.run(both())
-    without = uncounted(bus)
-    mqtt = {each.name: bool(each.mqtt) for each in known if isinstance(each, Topic)}
-    sources = _sources_by_name(known)
-    sums = {name: total(bus, own) for name, own in sources.items()}
-    counts = {name: sum(each != name for each in own) for name, own in sources.items()}
-    if as_json:
-        told = {
-            name: {**asdict(each), "subscriptions": counts[name], "mqtt": mqtt.get(name, False)}
-            for name, each in sums.items()
-        }
-        click.echo(json.dumps({"topics": told, "without": without}, indent=2))
-    else:
-        figures_of = ("READY", "UNACKED", "OLDEST", "CONSUMERS", "PARKED")
-        titles = ("NAME", "MQTT", "SUBSCRIPTIONS", *figures_of)
-        nothing = ("",) * len(figures_of)  # nothing can wait where nobody subscribes
-        cells = [
-            (
-                *(name, "on" if mqtt.get(name) else "", str(counts[name])),
-                *((*figures[1:4], *figures[6:]) if sources[name] else nothing),
-            )
-            for name, each in sums.items()
-            for figures in [_sum(name, each, exact=False)]
-        ]
-        for line in table(titles, cells, texts=2):
-            say(line)
-    for broker, why in without.items():
-        say(f"not counted: {broker}: {why}", err=True)
-    return Exit.PARTLY if without else Exit.DONE
-
-
-def _sources_by_name(
-    known: Sequence[Wanted],
-) -> dict[str, list[str]]:
-    """Return the names of topics and queues, sorted, each with the subscriptions or the queue that it has."""
-    found: dict[str, list[str]] = {}
-    for each in known:
-        match each:
-            case Topic():
-                found.setdefault(each.name, [])
-            case Subscription():
-                found.setdefault(each.topic.name, []).append(str(each))
-            case Queue():
-                found[str(each)] = [str(each)]
-    return dict(sorted(found.items()))

@@ -116,7 +116,7 @@ def test_the_command_shows_drains_and_refuses(cluster: LocalCluster, inventory: 
     unknown = _lb(cluster, "drain", "mb33")
     assert unknown.returncode == 2
     assert unknown.stderr.splitlines() == [
-        "lb: no broker 'mb33' in the inventory; did you mean 'mb3'? [docs/reference/errors.md#configerror]"
+        "lb: no broker 'mb33' in the inventory; did you mean 'mb3'? [messagebus explain configerror]"
     ]
     assert _lb(cluster, "apply").stdout == "nothing to do\n"
 

@@ -253,6 +253,11 @@ def test_the_wheel_has_the_types_for_checkers(built: list[Path]) -> None:
     assert {"messagebus/py.typed", "messagebus/__init__.pyi"} <= set(names)
 
 
+def test_the_wheel_has_the_page_that_explains_its_errors(built: list[Path]) -> None:
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    assert zipfile.ZipFile(built[0]).read("messagebus/errors.md").decode() == page
+
+
 def test_the_wheel_has_the_package_alone_and_the_files_of_the_monitor(built: list[Path]) -> None:
     names = set(zipfile.ZipFile(built[0]).namelist())
     tops = {name.split("/")[0] for name in names}

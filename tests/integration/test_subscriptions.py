@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from messagebus import (
@@ -17,6 +18,7 @@ from messagebus import (
     NameInvalid,
     Publisher,
     Secret,
+    Unroutable,
     declare,
 )
 from messagebus.admin.directory import (
@@ -33,7 +35,7 @@ DEADLINE_S = 60.0
 
 
 class Shell:
-    """Runner of `messagebus subscriptions ...` against one cluster."""
+    """Runner of `messagebus subscriptions ...` and its like against one cluster."""
 
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         token = folder / "token"
@@ -44,9 +46,11 @@ class Shell:
             "MESSAGEBUS_TOKEN_FILE": str(token),
         }
 
-    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, group: str = "subscriptions", **env: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "messagebus", "subscriptions", *words],
+            [sys.executable, "-m", "messagebus", group, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -123,6 +127,32 @@ def test_a_subscription_deleted_while_a_broker_is_down_goes_from_it_when_it_is_b
     assert not any(queue_exists(cluster, each, queue) for each in cluster.names)
     again = shell.run("delete", name, "--yes", "--json")
     assert (again.returncode, json.loads(again.stdout)["complete"]) == (0, True)
+
+
+def test_a_topic_is_deleted_on_all_brokers_once_nothing_reads_it(
+    cluster: LocalCluster, bus: BusConfig, topic: str, shell: Shell
+) -> None:
+    name = f"{topic}/all"
+    declare(bus, [name])
+    publish(cluster, topic, {"mb1": 1})
+    refused = shell.run("delete", topic, "--yes", group="topics")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert f"{topic} is read: delete {name} first" in refused.stderr
+    assert shell.rows(name)[cluster.node("mb1").broker]["ready"] == 1
+    with Publisher(bus) as publisher:
+        publisher.send_safe(topic, b"x", timeout_s=DEADLINE_S)
+        for words in (["subscriptions", name], ["topics", topic]):
+            done = shell.run("delete", words[1], "--yes", group=words[0])
+            assert done.returncode == 0, done.stderr
+        for each in cluster.names:
+            with cluster.management(each) as management:
+                path = f"/api/exchanges/%2F/mb.topic%2F{topic}"
+                assert management.get(path).status_code == httpx.codes.NOT_FOUND
+        with pytest.raises(Unroutable):
+            publisher.send_safe(topic, b"x", timeout_s=DEADLINE_S)
+        declare(bus, [name])
+        publisher.send_safe(topic, b"x", timeout_s=DEADLINE_S)
+    assert sum(row["ready"] for row in shell.rows(name).values()) == 1
 
 
 @pytest.mark.parametrize(

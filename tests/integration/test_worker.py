@@ -207,7 +207,7 @@ def test_a_module_that_does_not_import_is_one_line(shop: Shop, processes: str) -
     assert worker.returncode == 2
     assert said == (
         "messagebus: broken does not import: ZeroDivisionError: division by zero"
-        f" ({shop.folder}/broken.py:3) [docs/reference/errors.md#configerror]\n"
+        f" ({shop.folder}/broken.py:3) [messagebus explain configerror]\n"
     )
 
 

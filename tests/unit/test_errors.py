@@ -64,14 +64,14 @@ def test_every_error_says_when_it_is_raised(kind: type[Exception]) -> None:
 def test_a_traceback_of_an_error_names_its_section(kind: type[errors.MessageBusError]) -> None:
     fault = kind.__new__(kind, "broken")
     told = traceback.format_exception(fault)
-    assert told[-1] == f"see docs/reference/errors.md#{kind.__name__.lower()}\n"
+    assert told[-1] == f"see: messagebus explain {kind.__name__.lower()}\n"
     assert "docs/" not in str(fault)
 
 
 def test_notes_of_an_application_stand_beside_the_section() -> None:
     fault = errors.NotReady("broken")
     fault.add_note("while order 17 was published")
-    told = ["see docs/reference/errors.md#notready", "while order 17 was published"]
+    told = ["see: messagebus explain notready", "while order 17 was published"]
     assert fault.__notes__ == told == pickle.loads(pickle.dumps(fault)).__notes__
     assert errors.NotReady("another").__notes__ == told[:1]
 

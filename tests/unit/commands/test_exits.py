@@ -105,9 +105,7 @@ def test_an_error_is_one_line_with_its_code(fault: BaseException | int, code: Ex
 
 def test_an_error_ends_with_the_section_that_explains_it() -> None:
     _, told = said(errors.NotReady("no answer from mb1"), hint=" (mb1 is the default)")
-    assert told == (
-        "bus: no answer from mb1 (mb1 is the default) [docs/reference/errors.md#notready]\n"
-    )
+    assert told == ("bus: no answer from mb1 (mb1 is the default) [messagebus explain notready]\n")
     assert [said(fault)[1] for fault in (NoAnswer("x"), OSError("x"), click.UsageError("x"))] == (
         3 * ["bus: x\n"]
     )
@@ -138,7 +136,7 @@ def test_what_the_settings_lack_is_said_unless_the_command_itself_is_wrong() -> 
     told = said(errors.NotReady("x"), hint=" (Y is not set)")[1]
     assert told.startswith("bus: x (Y is not set) [")
     assert said(errors.ConfigError("x"), hint=" (Y is not set)")[1] == (
-        "bus: x [docs/reference/errors.md#configerror]\n"
+        "bus: x [messagebus explain configerror]\n"
     )
 
 

@@ -142,7 +142,7 @@ def test_a_wrong_password_is_one_line_before_a_session_starts(
     monkeypatch.setattr("spark.live.spark_session", None)
     assert main(["live", "--topic", "orders", "--out", str(tmp_path / "out")]) == Exit.LOGIN
     assert capsys.readouterr().err == (
-        "spark: mb1:5672: ACCESS_REFUSED [docs/reference/errors.md#loginrefused]\n"
+        "spark: mb1:5672: ACCESS_REFUSED [messagebus explain loginrefused]\n"
     )
     assert not (tmp_path / "out").exists()
 

@@ -25,6 +25,7 @@ from messagebus.recording.events import SAMPLED
 from messagebus.recording.files import EventFile, anchor_now
 from messagebus.terminal import folded
 from messagebus.tools import top as module
+from messagebus.tools import topics
 from messagebus.tools.sampler import QueueSampler
 from messagebus.topology import Wanted
 from tests.support.fleet import Fleet
@@ -71,7 +72,7 @@ def test_topics_are_listed_as_soon_as_they_are_declared_by_what_agents_know(
         bare, new = Topic("bare"), Subscription(Topic("new"), "first")
         return [bare, new, Subscription(Topic("topic0"), "sub1"), Queue("jobs")]
 
-    monkeypatch.setattr(module, "topology", topology)
+    monkeypatch.setattr(topics, "topology", topology)
     done = shell.invoke("topics", "list")
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()[1:]}
     assert list(rows) == ["bare", "new", "queue:jobs", "topic0"]

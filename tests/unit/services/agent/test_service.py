@@ -47,7 +47,7 @@ def test_an_agent_that_cannot_start_or_is_interrupted_says_so_by_its_code(
     code, told = ended(tmp_path / "none.toml")
     assert (code, told.count("\n")) == (Exit.USAGE, 1)
     assert told.startswith(f"messagebus: {tmp_path}/none.toml: ")
-    assert told.endswith(" [docs/reference/errors.md#configerror]\n")
+    assert told.endswith(" [messagebus explain configerror]\n")
     path = tmp_path / "agent.toml"
     path.write_text("\n".join(f'{key} = "{value}"' for key, value in GOOD.items()))
 

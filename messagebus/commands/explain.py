@@ -1,0 +1,36 @@
+"""`messagebus explain`: cause and remedy of an error, from the page of errors, which the wheel has too."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import click
+
+from messagebus.terminal import did_you_mean
+
+_SECTION = re.compile(r"^### (\w+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
+
+
+@click.command(short_help="Print cause and remedy of an error.")
+@click.argument("error")
+def explain(error: str) -> None:
+    """Print what happened, the cause, and the remedy of ERROR.
+
+    ERROR is its name, or the `docs=` of its line in a log.
+
+    \b
+    Example:
+      messagebus explain NotReady
+      messagebus explain docs/reference/errors.md#notready
+    """
+    page = files("messagebus").joinpath("errors.md").read_text(encoding="utf-8")
+    sections = dict(_SECTION.findall(page))
+    names = {name.lower(): name for name in sections}
+    wanted = error.rpartition("#")[2].lower()
+    if wanted not in names:
+        raise click.UsageError(f"no error {error!r}{did_you_mean(wanted, names)}")
+    name = names[wanted]
+    text = _LINK.sub(r"\1", sections[name]).replace("**", "").strip()
+    click.echo(f"{name}\n\n{text}")
