@@ -86,7 +86,8 @@ def _users(inventory: Inventory, definitions: Mapping[str, Any]) -> Iterator[For
         yield Foreign(DIFFERS, f"has no user {name!r}")
     for name, has in tags.items():
         known = roles.get(name)
-        if known is None and roles.get(name.removesuffix(NEXT)) == "probe":
+        is_stand_in = known is None and roles.get(name.removesuffix(NEXT)) == "probe"
+        if is_stand_in and has == _wanted_tags(inventory, "probe"):
             yield Foreign(
                 DIFFERS,
                 f"has user {name!r}: a change of a password is not finished:"
@@ -148,7 +149,7 @@ def _rights(inventory: Inventory, definitions: Mapping[str, Any]) -> Iterator[Fo
         elif name not in here:
             yield Foreign(DIFFERS, f"gives {name!r} no rights")
     for name in here.keys() - roles.keys():
-        if roles.get(name.removesuffix(NEXT)) != "probe":
+        if roles.get(name.removesuffix(NEXT)) != "probe" or here[name] != RIGHTS["probe"][1:]:
             yield Foreign(LETS_IN, f"gives {name!r} the rights {_three(here[name])}")
     for each in definitions.get("topic_permissions", ()):
         if each.get("vhost") == DEFAULT_VHOST:

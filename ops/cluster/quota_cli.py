@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from inventory.inventory import Inventory
-from messagebus.destination import Topic
+from messagebus.destination import Queue, Subscription
 from messagebus.errors import ConfigError
 from messagebus.terminal import plural, say
-from messagebus.topology import parse_wanted
+from messagebus.topology import STREAM_PREFIX, parse_wanted
 from ops.cluster.members import Absent
 from ops.cluster.quotas import Quota
 from ops.cluster.topology import latest
@@ -49,7 +49,9 @@ class Quotas:
 
         refuse_topic: accepts the latter.
         """
-        if source not in self._entries or isinstance(parse_wanted(source), Topic):
+        if source not in self._entries or not isinstance(
+            parse_wanted(source), Subscription | Queue
+        ):
             raise ConfigError(
                 f"{source}: no such subscription or queue; see messagebus subscriptions list"
             )
@@ -57,7 +59,9 @@ class Quotas:
         others = sorted(
             each
             for each in self._entries
-            if each.startswith(f"{topic}/") and each != source and SEGMENT_MARK not in each
+            if (each.startswith(f"{topic}/") or each == f"{STREAM_PREFIX}{topic}")
+            and each != source
+            and SEGMENT_MARK not in each
         )
         if others and not refuse_topic:
             raise ConfigError(

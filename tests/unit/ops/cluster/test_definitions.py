@@ -84,6 +84,8 @@ LIMIT = {"vhost": "/", "component": "vhost-limits", "name": "limits", "value": {
         ("users", EVE, LOSES, "has user 'eve' (administrator), who is not in the inventory"),
         ("users", MALLORY, LETS_IN, "has user 'mallory' (no tags), who is not in the inventory"),
         ("users", {"name": "probe.next", "tags": []}, DIFFERS, "ops users password probe"),
+        ("users", EVE | {"name": "probe.next"}, LOSES, "has user 'probe.next' (administrator)"),
+        ("permissions", {"user": "probe.next", "vhost": "/", **ALL}, LETS_IN, "'probe.next' the"),
         ("permissions", {"user": "x", "vhost": "/", **ALL}, LETS_IN, "gives 'x' the rights"),
         ("policies", TTL, LOSES, "sets message-ttl for 1 name of the bus"),
         ("policies", LAZY, DIFFERS, "sets queue-mode for 1 name of the bus"),

@@ -163,9 +163,25 @@ def test_a_quota_of_one_of_several_subscriptions_wants_a_word(view: View, broker
     with pytest.raises(ConfigError, match="orders/audit stores each refused message"):
         quotas.check("orders/billing", refuse_topic=False)
     quotas.check("orders/billing", refuse_topic=True)
-    for unknown in ("orders", "orders/none", "queue:none"):
+    for kind in ("stream:logs", "delay:1000"):
+        brokers.entries.append(
+            {"wanted": kind, "number": 1, "origin": "x", "alive": True, "tomb": 0}
+        )
+    quotas = Quotas(view)
+    # A bound of a stream would delete what it has.
+    for unknown in ("orders", "orders/none", "queue:none", "stream:logs", "delay:1000"):
         with pytest.raises(ConfigError, match="no such subscription or queue"):
             quotas.check(unknown, refuse_topic=True)
+
+
+def test_a_quota_of_a_subscription_beside_a_stream_wants_a_word(
+    view: View, brokers: Brokers
+) -> None:
+    brokers.entries.append(
+        {"wanted": "stream:orders", "number": 1, "origin": "x", "alive": True, "tomb": 0}
+    )
+    with pytest.raises(ConfigError, match="stream:orders stores each refused message"):
+        Quotas(view).check("orders/billing", refuse_topic=False)
 
 
 def test_the_command(view: View, brokers: Brokers) -> None:
