@@ -36,6 +36,7 @@ from messagebus.topology import parse_wanted
 # Messages that are published side by side; a checkpoint is written behind each such group.
 GROUP = 200
 IDLE_S = 1.0
+SIGNALS = {signal.SIGTERM: Exit.TERMINATED, signal.SIGINT: Exit.INTERRUPTED}
 
 Send = Callable[[Replayed], Awaitable[object]]
 
@@ -164,20 +165,25 @@ class _Work:
         self.done = 0
 
     async def run(self, target: contextlib.AbstractAsyncContextManager[Send]) -> Exit:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        loop = asyncio.get_running_loop()
+        stopped: asyncio.Future[Exit] = loop.create_future()
+
+        def stop(code: Exit) -> None:
+            for number in SIGNALS:  # a second one ends the process
+                loop.remove_signal_handler(number)
+            stopped.set_result(code)
+
+        for number, code in SIGNALS.items():
+            loop.add_signal_handler(number, stop, code)
         async with target as send, self._reading:
             reading = asyncio.create_task(self._read(send))
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait([reading, stopping], return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
+            await asyncio.wait([reading, stopped], return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
                 reading.result()
                 return Exit.DONE
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-            return Exit.TERMINATED
+            return stopped.result()
 
     async def _read(self, send: Send) -> None:
         group: list[Replayed] = []

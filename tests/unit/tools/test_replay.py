@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -43,6 +44,27 @@ async def test_a_pause_between_two_messages_does_not_end_the_command(
             await eventually_async(lambda body=body: body in sent, within_s=WITHIN_S)  # type: ignore[misc]
         assert await running is Exit.DONE
     assert sent == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, Exit.INTERRUPTED), (signal.SIGTERM, Exit.TERMINATED)]
+)
+async def test_the_code_says_which_signal_ended_it(number: signal.Signals, code: Exit) -> None:
+    bus = MemoryBus()
+    bus.declare(Stream("orders"))
+
+    @contextlib.asynccontextmanager
+    async def target() -> AsyncIterator[command.Send]:
+        yield asyncio.sleep
+
+    work = command._Work(bus.async_replay("orders", until=None), None, None, None)
+    running = asyncio.create_task(work.run(target()))
+    before = signal.getsignal(number)
+    await eventually_async(lambda: signal.getsignal(number) != before, within_s=WITHIN_S)
+    signal.raise_signal(number)
+    assert await running is code
+    ends = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    assert signal.getsignal(number) is ends, "a second one ends the process"
 
 
 @pytest.mark.guarantee("replay")
