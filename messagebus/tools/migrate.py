@@ -164,13 +164,17 @@ def _own_exchanges(definitions: Mapping[str, Sequence[Entry]]) -> set[str]:
 
 
 class _Names:
-    """Names that messagebus accepts, for names of RabbitMQ; no two have one."""
+    """Names that messagebus accepts, for names of RabbitMQ; no two things have one."""
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, str], str] = {}
 
-    def of(self, kind: str, name: str) -> str:
-        """Return the name to use. Raises NameInvalid where another has taken it."""
+    def of(self, kind: str, name: str, thing: str = "") -> str:
+        """Return the name to use. Raises NameInvalid where another has taken it.
+
+        thing: what it is the name of, if several may have that name.
+        """
+        thing = thing or repr(name)
         try:
             found = check_name(kind, name)
         except NameInvalid:
@@ -178,9 +182,14 @@ class _Names:
             found = check_name(
                 kind, f"old-{found}" if found.startswith(("amq.", "mb.", "jms.")) else found
             )
-        if self._taken.setdefault((kind, found), name) != name:
-            raise NameInvalid(f"{found!r} is the name for {self._taken[kind, found]!r} already")
+        if self._taken.setdefault((kind, found), thing) != thing:
+            raise NameInvalid(f"{found!r} is the name for {self._taken[kind, found]} already")
         return found
+
+    def of_topic(self, exchange: Entry, key: str) -> str:
+        """Return the topic for messages of an exchange and a key. Raises NameInvalid."""
+        thing = f"exchange {exchange['name']!r}" + (f", key {key!r}" if key else "")
+        return self.of("topic", _topic_of(exchange, key), thing)
 
 
 _Bound = dict[tuple[str, str], list[str]]
@@ -286,7 +295,7 @@ class _Maps:
     def _key(self, exchange: Entry, key: str) -> None:
         what = f"exchange {exchange['name']} ({exchange.get('type', _kind(exchange))})"
         try:
-            topic = self._names.of("topic", _topic_of(exchange, key))
+            topic = self._names.of_topic(exchange, key)
         except NameInvalid as fault:
             instead = f"choose a name for the topic: {fault}"
             self._plan.unmapped.append(Unmapped(f"{what}, key {key!r}", instead))
@@ -305,7 +314,10 @@ class _Maps:
         settings = {key.removeprefix("x-"): value for key, value in arguments.items()}
         what = f"queue {name}"
         if {"message-ttl", "dead-letter-exchange"} <= settings.keys():
-            instead = "it only delays: deliver_after_s of a publish, or RetryPolicy of a handler"
+            instead = (
+                "if it only delays: deliver_after_s of a publish, or RetryPolicy of a handler; if it has"
+                " consumers: a subscription with --ttl, which parks"
+            )
             self._plan.unmapped.append(Unmapped(what, instead))
             return
         pairs = [pair for pair, ends in self._bound.items() if name in ends]
@@ -336,9 +348,8 @@ class _Maps:
     def _subscriptions(self, queue: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
         found = []
         for exchange, key in pairs:
-            topic_name = _topic_of(self._exchanges[exchange], key)
             try:
-                topic = self._names.of("topic", topic_name)
+                topic = self._names.of_topic(self._exchanges[exchange], key)
                 if topic in self._plan.declare:
                     found.append(f"{topic}/{self._names.of('subscription', queue)}")
             except NameInvalid as fault:

@@ -177,7 +177,8 @@ class _Work:
             loop.add_signal_handler(number, stop, code)
         async with target as send, self._reading:
             reading = asyncio.create_task(self._read(send))
-            await asyncio.wait([reading, stopped], return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [reading, stopped]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
                 reading.result()
                 return Exit.DONE

@@ -289,6 +289,19 @@ def test_a_file_that_is_no_export_is_refused_in_one_line(
     assert (done.exit_code, told in done.output, done.output.count("\n")) == (Exit.USAGE, True, 1)
 
 
+def test_two_exchanges_whose_messages_would_meet_in_one_topic_are_told() -> None:
+    plan = plan_of(
+        {
+            "exchanges": [exchange("shop", "direct"), exchange("shop.eu")],
+            "queues": [queue("a"), queue("b")],
+            "bindings": [binding("shop", "a", "eu"), binding("shop.eu", "b")],
+        }
+    )
+    assert list(plan.declare) == ["shop.eu", "shop.eu/a"]
+    assert left(plan) == ["exchange shop.eu (fanout), key ''", "queue b, bound to shop.eu"]
+    assert "is the name for exchange 'shop', key 'eu' already" in plan.unmapped[0].instead
+
+
 def test_what_a_name_has_in_it_moves_no_cursor(tmp_path: Path) -> None:
     path = export(tmp_path, {"queues": [queue("\x1b[2Jq")]})
     assert "\x1b" not in CliRunner().invoke(cli, ["migrate", "plan", str(path)]).output

@@ -55,7 +55,7 @@ async def test_the_code_says_which_signal_ended_it(number: signal.Signals, code:
 
     @contextlib.asynccontextmanager
     async def target() -> AsyncIterator[command.Send]:
-        yield asyncio.sleep
+        yield lambda _message: asyncio.sleep(0)
 
     work = command._Work(bus.async_replay("orders", until=None), None, None, None)
     running = asyncio.create_task(work.run(target()))
