@@ -44,7 +44,14 @@ from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings
 from messagebus.config import ENV_PREFIX, NOT_SETTINGS, BusConfig
 from messagebus.core.membership import Judgement, ListKeeper
-from messagebus.destination import Queue, Source, Subscription, Topic, parse_destination
+from messagebus.destination import (
+    Queue,
+    Source,
+    Stream,
+    Subscription,
+    Topic,
+    parse_destination,
+)
 from messagebus.errors import (
     NOT_FOUND,
     CertificateRefused,
@@ -199,14 +206,14 @@ async def _of_bus(bus: BusConfig, rights: Rights) -> list[Finding]:
 
 
 async def _of_topics(bus: BusConfig, rights: Rights) -> list[Finding]:
-    """Find topics to publish to that exist and have no subscription."""
+    """Find topics to publish to that exist and have no subscription, and no stream."""
     asked = {each for each in rights.publish if isinstance(each, Topic)}
     try:
         known = await topology(bus) if asked else []
     except TopologyError:  # no agent answers, which has its own line
         return []
     bare = asked.intersection(each for each in known if isinstance(each, Topic))
-    bare -= {each.topic for each in known if isinstance(each, Subscription)}
+    bare -= {each.topic for each in known if isinstance(each, Subscription | Stream)}
     told = "it has no subscription: publishes to it are unroutable"
     return [
         _fault(f"topic {each}", told, f"messagebus declare {each}/SUBSCRIPTION")
@@ -475,11 +482,11 @@ async def _of_agent(bus: BusConfig, listed: ListedBroker) -> list[Finding]:
             )
         ]
     found = []
-    if date := email.utils.parsedate_to_datetime(answer.headers.get("Date", "") or _NO_DATE):
+    if (date_s := _date_s(answer.headers.get("Date", ""))) is not None:
         # It tells whole seconds, and the answer took some time.
         middle_s = (asked_s + time.time()) / 2
-        skew_s = date.timestamp() + 0.5 - middle_s
-        if date.year > 1970 and abs(skew_s) > SKEW_S_MAX + (time.time() - asked_s):
+        skew_s = date_s + 0.5 - middle_s
+        if abs(skew_s) > SKEW_S_MAX + (time.time() - asked_s):
             side = "ahead of" if skew_s > 0 else "behind"
             told_skew = f"its clock is {abs(skew_s):.0f} s {side} this host's"
             found.append(
@@ -503,9 +510,16 @@ async def _of_agent(bus: BusConfig, listed: ListedBroker) -> list[Finding]:
     return [_fault(what, f"gate shut: {reason}", FIRST["a-gate-stays-shut"]), *found]
 
 
+def _date_s(text: str) -> float | None:
+    """Return the time that a header says, in s since 1970; None for what is no date."""
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
 # Beginning of an alarm's reason -> its section of docs/OPERATIONS.md: there is no drain to end.
 _ALARMS = (("alarm: memory", "a-broker-is-in-memory-alarm"), ("alarm: disk", "a-disk-is-full"))
-_NO_DATE = "Thu, 01 Jan 1970 00:00:00 GMT"
 
 
 # The command.

@@ -21,7 +21,7 @@ from messagebus.__main__ import cli
 from messagebus._io.amqp.control import Right
 from messagebus._io.amqp.link import Link
 from messagebus.commands import options
-from messagebus.destination import Subscription, Topic, parse_destination
+from messagebus.destination import Stream, Subscription, Topic, parse_destination
 from messagebus.errors import LinkLost
 from messagebus.observing.rules import FIRST
 from messagebus.observing.snapshot import NO_LINK
@@ -36,7 +36,7 @@ class Agents(ThreadingHTTPServer):
     """List and agent of one broker, as it is told."""
 
     daemon_threads = True
-    text, health, code, skew_s = "", {"verdict": "ready"}, 200, 0.0
+    text, health, code, skew_s, date = "", {"verdict": "ready"}, 200, 0.0, ""
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ class _Answers(BaseHTTPRequestHandler):
         body = json.dumps(self.server.health) if is_health else self.server.text
         self.send_response_only(self.server.code if is_health else 200 if body else 404)
         when_s = time.time() + self.server.skew_s
-        self.send_header("Date", email.utils.formatdate(when_s, usegmt=True))
+        self.send_header("Date", self.server.date or email.utils.formatdate(when_s, usegmt=True))
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body.encode())
@@ -357,6 +357,12 @@ def test_what_was_found_before_a_link_was_lost_is_shown_too(rig: Rig, lost_at: s
     )
 
 
+@pytest.mark.parametrize("date", ["soon", "Mon, 99 Foo 2030 25:00:00 GMT", "-"])
+def test_a_date_that_is_none_says_nothing_of_a_clock(rig: Rig, date: str) -> None:
+    rig.agents.date = date
+    assert [each.text for each in rig.examine() if each.what.startswith("agent")] == ["gate open"]
+
+
 def test_a_profile_is_named_as_the_source_of_its_settings(rig: Rig) -> None:
     options.profiled["MESSAGEBUS_BROKER"] = "/home/x/prod.toml"
     told = [each.text for each in rig.examine() if each.what == "settings"]
@@ -371,6 +377,7 @@ def test_a_profile_is_named_as_the_source_of_its_settings(rig: Rig) -> None:
     [
         ([Topic("orders")], ["it has no subscription: publishes to it are unroutable"]),
         ([Topic("orders"), Subscription(Topic("orders"), "billing")], []),
+        ([Topic("orders"), Stream(Topic("orders"))], []),
         ([], []),
     ],
 )
