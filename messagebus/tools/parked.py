@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import json
 import sys
@@ -212,21 +213,25 @@ def _lines(message: ParkedMessage) -> list[str]:
 
 def _body(message: ParkedMessage) -> str:
     cut = message.body_bytes > len(message.body)
-    try:
-        # A character may be cut in half.
-        text = message.body.decode("utf-8", "ignore" if cut else "strict")
-    except UnicodeDecodeError:
+    if (text := _text(message)) is None:
         text = message.body[: BODY_CHARS_MAX // 2].hex()
         return f"hex {text}" + ("..." if message.body_bytes > BODY_CHARS_MAX // 2 else "")
     shown = escaped(text, BODY_CHARS_MAX)
     return f"{shown}..." if cut and not shown.endswith("...") else shown
 
 
-def _message_row(message: ParkedMessage) -> dict[str, Any]:
+def _text(message: ParkedMessage) -> str | None:
+    """Return a body as text, without a character that its end cuts in half; None for bytes that are none."""
+    is_whole = message.body_bytes <= len(message.body)
     try:
-        body = {"body": message.body.decode()}
+        return codecs.getincrementaldecoder("utf-8")().decode(message.body, is_whole)
     except UnicodeDecodeError:
-        body = {"body_hex": message.body.hex()}
+        return None
+
+
+def _message_row(message: ParkedMessage) -> dict[str, Any]:
+    text = _text(message)
+    body = {"body_hex": message.body.hex()} if text is None else {"body": text}
     return {
         "id": message.message_id,
         "name": message.name,

@@ -90,6 +90,7 @@ def test_a_list_with_a_dead_broker_says_what_is_known_of_the_others_and_where_to
         (b"x" * 300, 300, "x" * 200 + "..."),
         ("é".encode()[:1], 2, "..."),
         (b"", 0, ""),
+        (b"a\xff" * 2_048, 9_000, "hex " + "61ff" * 50 + "..."),
     ],
 )
 def test_a_body_is_shown_as_far_as_it_is_bounded(
@@ -97,6 +98,21 @@ def test_a_body_is_shown_as_far_as_it_is_bounded(
 ) -> None:
     raw = body.encode() if isinstance(body, str) else body
     assert parked._body(replace(MESSAGE, body=raw, body_bytes=body_bytes)) == shown
+
+
+@pytest.mark.parametrize(
+    ("body", "row"),
+    [
+        ("€".encode()[:2], {"body": ""}),
+        (b"a\xff", {"body_hex": "61ff"}),
+        ("aé€".encode()[:-1], {"body": "aé"}),
+    ],
+)
+def test_json_has_a_body_as_text_where_only_its_last_character_is_cut(
+    body: bytes, row: dict[str, str]
+) -> None:
+    told = parked._message_row(replace(MESSAGE, body=body, body_bytes=9_000))
+    assert {key: told[key] for key in ("body", "body_hex") if key in told} == row
 
 
 def test_the_most_frequent_reasons_are_told() -> None:
