@@ -90,10 +90,14 @@ def test_the_example_of_settings_is_good(tmp_path: Path) -> None:
 
 
 def documents() -> list[Path]:
-    """Return every text in Markdown that the repository keeps, those of kits and examples too."""
+    """Return every text in Markdown that the repository keeps, those of kits and examples too.
+
+    The package leads to one of docs/, which is here once.
+    """
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [ROOT / name for name in names.splitlines() if (ROOT / name).exists()]
+    found = [ROOT / name for name in names.splitlines()]
+    return [path for path in found if path.exists() and not path.is_symlink()]
 
 
 def prose_of(page: Path) -> str:

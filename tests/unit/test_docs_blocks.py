@@ -193,7 +193,7 @@ OTHERS = {
 }
 # On real hosts, and tools of others.
 OF_HOSTS = {
-    *("df", "journalctl", "openssl", "podman-compose", "promtool", "rabbitmqctl", "ssh"),
+    *("df", "ip", "journalctl", "openssl", "podman-compose", "promtool", "rabbitmqctl", "ssh"),
     "systemctl",
 }
 _EVAL = re.compile(r'eval "\$\((.*)\)"')
