@@ -423,6 +423,15 @@ async def held(place: asyncio.Semaphore, at_most_s: Callable[[], float]) -> Asyn
         leave()
 
 
+def raise_soon(fault: BaseException) -> None:
+    """Raise this in a turn of its own of the running loop: it unwinds nobody's work."""
+
+    def throw() -> None:
+        raise fault
+
+    asyncio.get_running_loop().call_soon(throw)
+
+
 def starved_s(native_id: int) -> float:
     """Return how long a thread of ours has waited for a processor; 0 where Linux keeps no count."""
     try:

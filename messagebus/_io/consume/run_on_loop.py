@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any
 
 from messagebus._io.consume.runs import Handling, Job
-from messagebus._io.loop import starved_s
+from messagebus._io.loop import raise_soon, starved_s
 from messagebus.core.attempts import Run
 from messagebus.terminal import printable
 
@@ -232,13 +232,18 @@ class HandlerTasks:
         """Begin a run; return the time in ns. An eager task may have ended it by then."""
         self._free -= 1
         run = self._handling.runs.started(job, time.monotonic_ns())
-        # Not by the loop's factory, which an application may have set.
-        run.by = _new_task(
-            self._work(run),
-            loop=self._loop,
-            name=self._handling.name,
-            context=self._context.copy(),
-        )
+        try:
+            # Not by the loop's factory, which an application may have set.
+            run.by = _new_task(
+                self._work(run),
+                loop=self._loop,
+                name=self._handling.name,
+                context=self._context.copy(),
+            )
+        except (
+            KeyboardInterrupt
+        ) as interrupt:  # of its first step: not the feeder's, nor another run's
+            raise_soon(interrupt)
         return run.since_ns
 
     async def _work(self, run: Run[Job]) -> None:

@@ -6,7 +6,6 @@ their ends; `Many` is the one waiter of many.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 import secrets
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
 from messagebus._io.amqp.properties import due_first, encode, encode_entry
+from messagebus._io.loop import raise_soon
 from messagebus._io.publish.targets import Target
 from messagebus.core.ends import CONFIRMED, END_CONFIRMED, SPOOLED, Item
 from messagebus.core.parking import STEP_PREFIX
@@ -215,11 +215,7 @@ def tell(settled: Sequence[Ended], settled_ns: int) -> None:
                     waiter.set_result(publish.published())
             return
         except BaseException as fault:  # of a hook: raised in a turn of its own
-            asyncio.get_running_loop().call_soon(_raise, fault)
-
-
-def _raise(fault: BaseException) -> None:
-    raise fault
+            raise_soon(fault)
 
 
 class Ended(Protocol):
