@@ -41,7 +41,7 @@ from messagebus._io.publish.publishes import Publish, message_ids, tell
 from messagebus._io.publish.routes import AnyBroker, RoutePolicy
 from messagebus._io.publish.sender import Sender
 from messagebus._io.wire import Wire
-from messagebus.clock import monotonic_ms
+from messagebus.clock import NS_PER_MS, monotonic_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.ends import (
     END_UNCONFIRMED,
@@ -304,7 +304,7 @@ class PublishDriver:
         links = self.links
         self.counters.last_confirm_ns = now_ns = time.monotonic_ns()
         if links.slowness.until_ms:
-            links.answers(link)
+            links.answers(link, now_ns // NS_PER_MS)
         settled = self.pending.answered(link, tag, multiple=multiple, ok=ok)
         tell(cast(list[Publish], settled), now_ns)  # `_tell` inlined: a call less for each confirm
         if self.flushes.open:

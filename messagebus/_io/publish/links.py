@@ -373,15 +373,17 @@ class Links:
         self._taken = taken
 
     def leave_if_slow(self, now: int) -> None:
-        """Leave a slow or silent broker, once in 10 * confirm_slow_s until one answers.
+        """Leave a slow or silent broker, once in 10 * confirm_slow_s until one answers in time.
 
         All of them may stall at fsync. One that no other may replace is kept: with a slow disk it answers
         later, and heartbeats end a dead link.
         """
         slowness, slow_ms = self.slowness, self.slowness.after_ms
-        if self.current is None or self._policy.stays or now < slowness.until_ms:
+        if self.current is None or self._policy.stays:
             return
         silent_ms = slowness.silence.look(self._pending.in_flight, now)
+        if now < slowness.until_ms:
+            return
         broker = self.route.broker or self.only_broker
         if self.is_slow(now):
             log.warning("broker slow broker=%s unanswered_ms>=%d", broker, slow_ms)
@@ -396,10 +398,15 @@ class Links:
         if link is not None and not link.has_heartbeats:
             self._tasks.spawn(self._leave_if_dead(number, link, slow_ms))
 
-    def answers(self, number: int) -> None:
-        """Note a confirm on this link: if it is another one than the slow one, not all brokers are slow."""
-        if self.slowness.until_ms and number == self.route.current != self.slowness.link:
-            self.slowness.until_ms = 0
+    def answers(self, number: int, now: int) -> None:
+        """Note a confirm on this link: if it is another one than the slow one, not all brokers are slow.
+
+        Not by one that comes late itself: where all take long, publishers would move again and again.
+        """
+        slowness = self.slowness
+        is_late = slowness.silence.ms > slowness.silent_ms // 2 or self.is_slow(now)
+        if number == self.route.current != slowness.link and not is_late:
+            slowness.until_ms = 0
 
     async def _leave_if_dead(self, number: int, link: Link, timeout_ms: int) -> None:
         """Send a request: without heartbeats only that tells a dead path from a broker with a slow disk."""

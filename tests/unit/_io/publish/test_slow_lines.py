@@ -27,7 +27,7 @@ from messagebus._io.publish import links
 from messagebus._io.publish.driver import PublishDriver
 from messagebus.clock import monotonic_ms
 from messagebus.testing import MemoryBus
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, eventually_async
 from tests.support.fake_amqp import FakeRabbit, fake_rabbit
 
 # More than the buffers of both kernels hold, so that the line is seen.
@@ -116,6 +116,40 @@ async def test_a_slow_broker_that_answers_now_and_then_is_not_logged_each_time(
         bus.thaw()
     bus.close()
     assert caplog.text.count("broker slow") == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_brokers_that_are_all_slow_are_not_left_again_and_again(
+    caplog: pytest.LogCaptureFixture, late: bool
+) -> None:
+    """A confirm of the next broker says that not all are slow, unless it comes late, too."""
+    bus = MemoryBus(brokers=2)
+    bus.declare("orders/a")
+    async with bus.async_publisher(PublisherConfig(confirm_slow_s=SLOW_MS / 1000)) as publisher:
+        await publisher.send_safe("orders", b"first")
+        assert publisher._drivers is not None
+        used = publisher._drivers.own.links
+        bus.slow(1)
+
+        async def left_as_slow() -> int:
+            """Leave the current broker, if it is left for a publish without an answer."""
+            await publisher.submit("orders", b"slow")
+            await asyncio.sleep(0)
+            now = monotonic_ms() + 2 * SLOW_MS
+            used.leave_if_slow(now)
+            used.perform(used.route.tick(now))
+            return now
+
+        slow_ms = await left_as_slow()
+        await eventually_async(lambda: publisher.stats().moves == 1, within_s=WITHIN_S)
+        await publisher.submit("orders", b"slow, too")
+        await asyncio.sleep(0)
+        used.answers(used.route.current or 0, slow_ms if late else monotonic_ms())
+        await left_as_slow()
+        bus.slow(0)
+        bus.advance(1)
+    bus.close()
+    assert caplog.text.count("broker slow") == (1 if late else 2)
 
 
 async def test_a_copy_has_the_time_that_its_body_needs_on_a_slow_line() -> None:
