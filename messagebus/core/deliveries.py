@@ -226,6 +226,11 @@ class Ledger:
         parts = self._parts.get(tag)
         return sorted(parts.open) if parts is not None else []
 
+    def unanswered(self, tag: int) -> int:
+        """Return how many messages of an owed delivery have no answer, or one that is under way."""
+        parts = self._parts.get(tag)
+        return 1 if parts is None else parts.undone
+
     def content(self, tag: int) -> tuple[bytes, bytes] | None:
         """Return properties and body of a batch that is owed."""
         parts = self._parts.get(tag)

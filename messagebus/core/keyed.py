@@ -350,14 +350,14 @@ class Keyed(Generic[D]):
             for item in lane.waiting
         )
 
-    def held(self) -> tuple[int, list[int]]:
-        """Return how many deliveries resting and stopped lanes keep back, and when the rests end.
+    def held(self) -> tuple[list[D], list[int]]:
+        """Return what resting and stopped lanes keep back, and when the rests end.
 
         From any thread.
         """
         lanes = [lane for lane in list(self._lanes.values()) if lane.resting is not None]
         ends_ms = [lane.until_ms for lane in lanes if lane.until_ms < FOR_EVER]
-        return sum(len(lane.waiting) for lane in lanes), ends_ms
+        return [item for lane in lanes for item in list(lane.waiting)], ends_ms
 
     @property
     def resting(self) -> int:

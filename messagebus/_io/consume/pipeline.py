@@ -6,6 +6,7 @@ Optional stages are imported only where they are wanted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -126,11 +127,13 @@ class Pipeline:
     def held(self) -> tuple[int, list[int]]:
         """Return how many deliveries rests keep back, and the ms until each rest ends; for tests.
 
-        From any thread.
+        A batch is kept back when all its messages without an answer are. From any thread.
         """
         if self.ordered is None:
             return 0, []
-        count, ends_ms = self.ordered.keyed.held()
+        held, ends_ms = self.ordered.keyed.held()
+        messages = Counter((each._ledger, each._tag) for each in held)
+        count = sum(kept == ledger.unanswered(tag) for (ledger, tag), kept in messages.items())
         now_ms = self.ordered.rests.now_ms()
         return count, [max(0, end_ms - now_ms) for end_ms in ends_ms]
 

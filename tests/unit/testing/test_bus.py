@@ -431,6 +431,33 @@ def test_a_thread_waits_for_no_retry_in_its_place() -> None:
     work.join(WITHIN_S)
 
 
+async def test_a_batch_whose_open_messages_wait_for_a_retry_in_place_is_handled(
+    clients: Clients,
+) -> None:
+    """It is one delivery of its broker, whatever the number of its messages without an answer."""
+    bus, runs = clients.bus, list[bytes]()
+    consumer = bus.async_consumer("orders", subscription="billing", order="key")
+    await consumer.start()
+
+    async def fail_once(delivery: Delivery) -> None:
+        runs.append(delivery.body)
+        if delivery.body == b"2" and runs.count(b"2") == 1:
+            raise ValueError("not now")
+
+    work = asyncio.create_task(consumer.run(fail_once, retry=POLICY))
+    publisher = await clients.publisher(batch={"orders": Batching(linger_s=1)})
+    for body in ("1", "2", "3"):
+        await publisher.submit("orders", Message.text(body, key="k"))
+    await publisher.flush()
+    await bus.handled()
+    assert (runs, bus.delayed()) == ([b"1", b"2"], 1)
+    bus.advance(5)
+    await bus.handled()
+    assert (runs, bus.delayed()) == ([b"1", b"2", b"2", b"3"], 0)
+    await consumer.stop()
+    await work
+
+
 async def test_a_refused_copy_for_a_retry_is_tried_again_and_nothing_is_lost(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
