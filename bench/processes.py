@@ -111,6 +111,8 @@ class Answering:
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             text=True,
+            # Linux gives each session its share of a busy processor, as each server's.
+            start_new_session=True,
         )
 
     @property

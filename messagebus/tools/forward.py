@@ -65,8 +65,10 @@ AGAIN_S = 1.0
 HOLD_S = 60.0
 # Between two looks whether confirms come.
 LOOK_S = 1.0
-# One try to reach a broker of the next site.
+# The first try to reach a broker of the next site.
 LINE_S = 10.0
+# Later a publisher tries this long before a new one does: each logs by itself that it reaches no broker.
+AWAY_S = 3_600.0
 # For publishes on their way at a stop.
 GRACE_S = 20.0
 # For acks on their way, and copies to the parking queue.
@@ -140,8 +142,8 @@ class Forwarder:
         while not stopped.is_set():
             publisher = self._publishers()
             try:
-                await publisher.start(require="one", timeout_s=LINE_S)
-                return publisher
+                if await self._reached(publisher, stopped):
+                    return publisher
             except (NotReady, LoginRefused) as fault:
                 if not self.is_started:
                     raise
@@ -150,6 +152,24 @@ class Forwarder:
                     async with asyncio.timeout(AGAIN_S):
                         await stopped.wait()
         return None
+
+    async def _reached(self, publisher: Publishes, stopped: asyncio.Event) -> bool:
+        """Return whether the publisher has a link; False once stopped. Raises NotReady, LoginRefused."""
+        limit_s = AWAY_S if self.is_started else LINE_S
+        starting = asyncio.create_task(publisher.start(require="one", timeout_s=limit_s))
+        ending = asyncio.create_task(stopped.wait())
+        try:
+            await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                return True
+            return False
+        finally:
+            for task in (starting, ending):
+                task.cancel()
+            await asyncio.gather(starting, ending, return_exceptions=True)
+            if starting.cancelled():
+                await publisher.stop(0)
 
     def waits(self, reason: str) -> None:
         """Log that nothing goes on, once a minute."""

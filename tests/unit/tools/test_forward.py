@@ -28,10 +28,10 @@ from messagebus.message import BODY_BYTES_MAX, Delivery
 from messagebus.testing import MemoryBus
 from messagebus.tools import foreign
 from messagebus.tools import forward as module
-from messagebus.tools.forward import Forwarder, NextSite, site_of
+from messagebus.tools.forward import Forwarder, NextSite, Publishes, site_of
 from tests.support.eventually import eventually_async
 
-WITHIN_S = 60.0
+WITHIN_S, NEVER_S = 60.0, 3_600.0
 TOPIC = "orders"
 ORDERED = ConsumerConfig(order="key")
 
@@ -251,6 +251,34 @@ async def test_messages_wait_at_their_site_while_the_next_is_away_and_none_is_lo
     assert "forwarding waits way=ab" in caplog.text
     assert "forwarding again way=ab" in caplog.text
     assert caplog.text.count("forwarding waits") == 1, "at most one line a minute"
+
+
+async def test_one_publisher_waits_for_the_next_site_and_a_stop_does_not_wait_for_it(
+    make_sites: type[Sites], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each publisher logs by itself, once a minute, that it reaches no broker."""
+    monkeypatch.setattr(module, "AWAY_S", NEVER_S)
+    sites, spells = make_sites("ab"), [0]
+    forwarder = sites.forwarder("ab", hold_s=0.05)
+    make = forwarder._publishers
+
+    def counted() -> Publishes:
+        spells[0] += 1
+        return make()
+
+    forwarder._publishers = counted
+    stopped = asyncio.Event()
+    work = asyncio.create_task(forwarder.run(stopped))
+    await eventually_async(lambda: forwarder.is_started, within_s=WITHIN_S)
+    sites.buses["b"].stop_brokers()
+    await asyncio.to_thread(sites.send, "a", *[b"x"] * 10)
+    await eventually_async(
+        lambda: spells[0] == 2 and sites.unforwarded("ab") == 10, within_s=WITHIN_S
+    )
+    await eventually_async(lambda: caplog.text.count("no answer yet from") == 2, within_s=WITHIN_S)
+    stopped.set()
+    assert await asyncio.wait_for(work, WITHIN_S) == 0
+    assert spells[0] == 2
 
 
 @pytest.mark.guarantee("forwarded-at-least-once")
