@@ -722,7 +722,7 @@ class AsyncConsumer:
 
     async def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
         """Ack and wait until the broker has received the ack, as `Consumer.ack_safe` does."""
-        driver = self._started()
+        driver, timeout_s = self._started(), checked_grace(timeout_s)
         if self._config.at_most_once:
             return True
         _close(delivery, driver)

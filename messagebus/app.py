@@ -28,6 +28,7 @@ from messagebus._io.consume.runs import (
     handled_by,
     retry_faults,
 )
+from messagebus._io.publish.calls import whole_timeout_ms
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool, bus_of
@@ -325,7 +326,7 @@ class App:
         """
         if self._life is not None:
             raise Stopped("the app runs already")
-        if not 0 <= grace_s < math.inf:
+        if not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
             raise ConfigError(f"grace_s {grace_s!r}: a number of seconds")
         life = self._new_life(grace_s)
         with self._asking:
@@ -514,7 +515,7 @@ class App:
         life = self._running()
         if threading.current_thread() is life.thread:
             raise Stopped("publish_blocking would stop the loop that it waits for: await publish")
-        wait_s = life.deadline_s if timeout_s is None else timeout_s
+        wait_s = life.deadline_s if timeout_s is None else whole_timeout_ms(timeout_s) / 1000
         publishing = self.publish(destination, payload, timeout_s=timeout_s, **given_options(given))
         try:
             future = asyncio.run_coroutine_threadsafe(publishing, life.loop)

@@ -71,6 +71,26 @@ class _Settings:
     _table: ClassVar[str]
     """Its table in a file; with an underscore, the prefix of its variables."""
 
+    def _type_faults(self) -> list[str]:
+        """Return a line for each setting that is not of its type, without its value; it gets its default.
+
+        The text "false" would be true, and each letter of a text one of several patterns.
+        """
+        faults = []
+        kinds = _types_of(type(self))  # type: ignore[arg-type]  # a class has a hash
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # each config is one
+            value, kind = getattr(self, field.name), kinds[field.name]
+            if kind == tuple[str, ...] and isinstance(value, list | set | frozenset):
+                value = tuple(value)
+                object.__setattr__(self, field.name, value)
+            is_valid, wanted = _WANTED.get(kind, (None, ""))
+            if is_valid is not None and not is_valid(value):
+                made = field.default_factory
+                default = field.default if made is dataclasses.MISSING else made()
+                object.__setattr__(self, field.name, default)
+                faults.append(f"{field.name}: {wanted} wanted, not {type(value).__name__}")
+        return faults
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Take settings by field name; passwords as text. Raises ConfigError with every fault."""
@@ -168,7 +188,10 @@ class BusConfig(_Settings):
     tls_server_name: str = ""
 
     def __post_init__(self) -> None:
-        faults = []
+        for name in _FILES:  # dials read them again, wherever the process has gone by then
+            if isinstance(file := getattr(self, name), str | Path) and file:
+                object.__setattr__(self, name, str(Path(file).absolute()))
+        faults = self._type_faults()
         password: object = self.password
         if isinstance(password, str):  # a type checker says no, and no repr may show it
             object.__setattr__(self, "password", Secret(password))
@@ -176,15 +199,6 @@ class BusConfig(_Settings):
             object.__setattr__(self, "password", Secret(""))
             faults.append(f"password: a text wanted, not {type(password).__name__}")
         faults += self._take_url()
-        for name in _FILES:  # dials read them again, wherever the process has gone by then
-            if isinstance(file := getattr(self, name), str) and file:
-                object.__setattr__(self, name, str(Path(file).absolute()))
-        urls: object = self.list_urls
-        if isinstance(urls, str):
-            object.__setattr__(self, "list_urls", ())
-            faults.append(
-                f"list_urls {_without_login(urls)!r}: several addresses wanted, as (url,)"
-            )
         raise_faults(
             [
                 *faults,
@@ -208,8 +222,8 @@ class BusConfig(_Settings):
 
     def _take_url(self) -> list[str]:
         """Set the fields that a broker's URL says. Returns a line for each that says another thing."""
-        broker: object = self.broker
-        if not isinstance(broker, str) or "://" not in broker:
+        broker = self.broker
+        if "://" not in broker:
             return []
         # No fault and no repr shows its password.
         object.__setattr__(self, "broker", DEFAULT_BROKER)
@@ -235,7 +249,7 @@ class BusConfig(_Settings):
         return faults
 
     def _client_id_faults(self) -> list[str]:
-        told = str(self.client_id)
+        told = self.client_id
         if len(told) <= CLIENT_ID_MAX and told.isascii() and told.isprintable():
             return []
         shown = told[:CLIENT_ID_MAX]
@@ -409,11 +423,12 @@ class PublisherConfig(_Settings):
     spool: Spool | None = None
 
     def __post_init__(self) -> None:
-        batch, faults = _checked_batch(self.batch, self.deadline_s)
+        faults = self._type_faults()
+        batch, wrong = _checked_batch(self.batch, self.deadline_s)
         object.__setattr__(self, "batch", batch)
-        redundant, wrong = _checked_redundant(self.redundant)
+        redundant, wrong_names = _checked_redundant(self.redundant)
         object.__setattr__(self, "redundant", redundant)
-        faults += wrong
+        faults += wrong + wrong_names
         if self.redundancy not in MODES:
             faults.append(f"redundancy {self.redundancy!r}: {' or '.join(MODES)}")
         if self.on_full not in ON_FULL:
@@ -477,7 +492,8 @@ class ConsumerConfig(_Settings):
 
     def __post_init__(self) -> None:
         raise_faults(
-            self._dedup_faults()
+            self._type_faults()
+            + self._dedup_faults()
             + self._order_faults()
             + range_faults(
                 self,
@@ -486,7 +502,7 @@ class ConsumerConfig(_Settings):
                 refresh_interval_s=(1, 3_600),
                 consumer_timeout_s=(1, 86_400 * 365),
                 slots=(0, 10_000),
-                slot=(0, max(0, self.slots - 1)),
+                slot=(0, max(0, self.slots - 1) if type(self.slots) is int else 0),
                 cover=(1, 1_000),
             )
         )
@@ -542,12 +558,9 @@ def _checked_batch(
     return checked, faults
 
 
-def _checked_redundant(redundant: object) -> tuple[tuple[str, ...], list[str]]:
+def _checked_redundant(names: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
     """Return the destinations in one spelling each, and the faults."""
-    if isinstance(redundant, str) or not isinstance(redundant, Iterable):
-        return (), [f"redundant {redundant!r}: several destinations wanted, as (name,)"]
     checked, faults = [], []
-    names = tuple(redundant)
     for text in () if names == ("",) else names:  # ("",): of a variable that is empty
         try:
             checked.append(str(parse_destination(text)))
@@ -737,6 +750,21 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     Spool | None: _as_spool,
 }
 """The type of a field -> its converter. A type that is not here is an error of the class, not a text."""
+
+
+# The type of a field -> whether a value is of it, and the words for it; the values of others are looked at.
+_WANTED: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    bool: (lambda value: isinstance(value, bool), "True or False"),
+    str: (lambda value: isinstance(value, str), "a text"),
+    tuple[str, ...]: (
+        lambda value: isinstance(value, tuple) and all(isinstance(each, str) for each in value),
+        "several texts",
+    ),
+    Mapping[str, Batching]: (
+        lambda value: isinstance(value, Mapping) and all(isinstance(each, str) for each in value),
+        "a mapping of texts",
+    ),
+}
 
 
 def _expect(kind: type[T], value: Any) -> T:

@@ -132,7 +132,7 @@ async def fulfilled(driver: ConsumeDriver, require: str | None, timeout_s: float
     }
     if require not in conditions:
         raise ValueError(f"require={require!r}: None, 'one' or 'all'")
-    condition = conditions[require]
+    condition, timeout_s = conditions[require], checked_grace(timeout_s)
     await driver.pipeline.check()
     await driver.wait_until(
         lambda: driver.registering.fatal is not None or driver.is_stopping or condition(), timeout_s
@@ -468,7 +468,7 @@ class Consumer:
 
     def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
         """Ack, and return when the broker has received the ack. It may still redeliver after a crash."""
-        thread, driver = self._running()
+        (thread, driver), timeout_s = self._running(), checked_grace(timeout_s)
         if self._config.at_most_once:
             return True
         thread.refuse_here()

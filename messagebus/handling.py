@@ -155,13 +155,13 @@ def checked_after(after_s: float, *, order: str = "none") -> int:
 
     order: what its consumer keeps; where it is not "none" the longest one is that in place.
     """
+    if not isinstance(after_s, int | float) or not 0 <= after_s <= DELAY_S_MAX:
+        raise ConfigError(f"after_s {after_s!r}: 0 to {DELAY_S_MAX:,.0f}")
     if order != "none" and after_s > PLACE_DELAY_S_MAX:
         raise ConfigError(
             f"after_s {after_s!r}: at most {PLACE_DELAY_S_MAX:g} with order={order!r}, because its key"
             " waits; publish a new message with deliver_after_s, or park this one and redrive it"
         )
-    if not 0 <= after_s <= DELAY_S_MAX:
-        raise ConfigError(f"after_s {after_s!r}: 0 to {DELAY_S_MAX:,.0f}")
     return whole_ms(after_s)
 
 
@@ -182,7 +182,7 @@ def checked_grace(seconds: float, name: str = "timeout_s") -> float:
 
     Raises ConfigError for a value that is not a number of seconds.
     """
-    if not isinstance(seconds, int | float) or math.isnan(seconds):
+    if not isinstance(seconds, int | float) or seconds != seconds:  # a NaN; an int may be no float
         raise ConfigError(f"{name} {seconds!r}: a number of seconds")
     return max(0.0, min(seconds, WAIT_S_MAX))
 

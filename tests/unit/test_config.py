@@ -406,6 +406,36 @@ def test_what_is_no_password_and_one_address_for_several_are_told_once_each() ->
     assert "sesame" not in told
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "told"),
+    [
+        # Truthy: it would lose messages.
+        (ConsumerConfig, {"at_most_once": "false"}, "at_most_once: True or False wanted, not str"),
+        # One of its letters allows any host, so that a stranger's list could collect passwords.
+        (BusConfig, {"broker_hosts_allowed": "*.shop"}, "broker_hosts_allowed: several texts"),
+        (BusConfig, {"tls": "off"}, "tls: True or False wanted"),
+        (BusConfig, {"broker": None, "user": 7}, "broker: a text wanted.*user: a text wanted"),
+        (BusConfig, {"list_urls": (None,)}, "list_urls: several texts wanted"),
+        (PublisherConfig, {"retry_unknown": None}, "retry_unknown: True or False wanted"),
+        (PublisherConfig, {"batch": [1], "window": 0}, "batch: a mapping .*; window 0"),
+        (ConsumerConfig, {"slots": "4"}, "slots '4': 0 to 10,000"),
+    ],
+)
+def test_what_is_not_of_its_settings_type_is_refused_in_words(
+    kind: type[Any], given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        kind(**given)
+
+
+def test_lists_and_paths_are_taken_as_they_are_meant(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("sesame")
+    config = BusConfig(password_file=file, broker_hosts_allowed=["a"])  # type: ignore[arg-type]
+    assert (config.password_file, config.broker_hosts_allowed) == (str(file), ("a",))
+    assert hash(config)
+
+
 @pytest.mark.parametrize("client_id", ["x\x1b[2J", "a\nb", "büro", "x" * 201])
 def test_a_client_id_that_does_not_print_is_refused(client_id: str) -> None:
     with pytest.raises(ConfigError, match=r"client_id .*: at most 200 printing ASCII characters"):
@@ -438,7 +468,7 @@ def test_every_fault_of_redundancy_is_told_together() -> None:
         PublisherConfig(redundant=("or ders",), redundancy="twice")
     assert "redundant: " in str(raised.value)
     assert "redundancy 'twice': required or preferred" in str(raised.value)
-    with pytest.raises(ConfigError, match="several destinations wanted"):
+    with pytest.raises(ConfigError, match="redundant: several texts wanted"):
         PublisherConfig(redundant="orders")  # type: ignore[arg-type]
 
 

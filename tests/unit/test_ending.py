@@ -715,6 +715,36 @@ async def test_an_asyncio_stop_for_no_number_of_seconds_stops_nothing_and_the_ne
     assert not links_left(bus)
 
 
+@pytest.mark.parametrize("seconds", NO_SECONDS)
+def test_each_wait_for_no_number_of_seconds_is_refused_before_it_does_anything(
+    bus: MemoryBus, seconds: Any
+) -> None:
+    with (
+        bus.publisher() as publisher,
+        bus.consumer("orders", subscription="a") as consumer,
+    ):
+        publisher.send_safe("orders", b"x")
+        delivery = consumer.receive(WITHIN_S)
+        assert delivery is not None
+        with pytest.raises(ConfigError, match="timeout_s"):
+            consumer.ack_safe(delivery, seconds)
+        assert consumer.ack(delivery), "it has no answer yet"
+        with pytest.raises(ConfigError, match="timeout_s"):
+            publisher.flush(seconds)
+    for client in (bus.publisher(), bus.consumer("orders", subscription="a")):
+        with pytest.raises(ConfigError, match="timeout_s"):
+            client.start(require="one", timeout_s=seconds)
+        assert client.status is Status.STOPPED
+    assert not links_left(bus)
+
+
+def test_a_wait_beyond_all_clocks_is_a_long_one(bus: MemoryBus) -> None:
+    with bus.publisher() as publisher:
+        for seconds in (1e308, 10**400):
+            assert publisher.send_safe("orders", b"x", timeout_s=seconds).message_id
+            assert publisher.flush(seconds) == 0
+
+
 def test_run_waits_for_its_handlers_as_long_as_they_take_where_its_grace_has_no_bound(
     bus: MemoryBus,
 ) -> None:

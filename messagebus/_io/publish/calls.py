@@ -18,6 +18,7 @@ from messagebus.errors import (
     MessageInvalid,
     SpoolFull,
 )
+from messagebus.handling import WAIT_S_MAX
 from messagebus.message import (
     BODY_BYTES_MAX,
     DELAYS,
@@ -45,7 +46,7 @@ def whole_timeout_ms(timeout_s: float) -> int:
     """Return a publish's timeout in ms. Raises ConfigError for an invalid one."""
     if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf:
         raise ConfigError(f"timeout_s {timeout_s!r}: seconds, 0 or more")
-    return int(timeout_s * 1000)
+    return int(min(timeout_s, WAIT_S_MAX) * 1000)
 
 
 def no_room(size: int, timeout_ms: int, fault: str) -> BacklogFull:

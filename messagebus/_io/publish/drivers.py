@@ -24,6 +24,7 @@ from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.ends import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE, Item
 from messagebus.core.redundancy import PARTITIONED, REQUIRED
 from messagebus.errors import ConfigError, NotReady
+from messagebus.handling import checked_grace
 from messagebus.stats import PublisherStats
 from messagebus.topology import Options
 
@@ -137,7 +138,7 @@ class Drivers:
     # Life.
     async def fulfil(self, timeout_s: float) -> None:
         """Wait until start(require="one") is fulfilled. Raises NotReady or LoginRefused."""
-        dialer = self.own.links.dialer
+        dialer, timeout_s = self.own.links.dialer, checked_grace(timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 await dialer.connected.wait()
@@ -157,6 +158,7 @@ class Drivers:
 
     async def flush(self, timeout_s: float) -> int:
         """Do as `PublishDriver.flush`, for all; a message with two copies counts once."""
+        timeout_s = checked_grace(timeout_s)
         await self.own.door.opened(timeout_s)
         items = [item for driver in self.all for item in driver.begin_flush()]
         if not await self.own.flushes.wait(items, timeout_s):
