@@ -70,7 +70,7 @@ class Sink:
 
     def __init__(self, session: SparkSession, folder: Path, *, keeps: bool) -> None:
         self._session, self._folder, self.keeps = session, folder, keeps
-        self.behind_ms = 0
+        self.behind_ms: int | None = None
         self._batches = _written(folder / "minutes")
 
     def write(self, rows: DataFrame, number: int) -> None:
@@ -121,10 +121,12 @@ def _written(minutes: Path) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def waiting(progress: Mapping[str, Any] | None) -> int:
-    """Return how many messages were stored and not read, by the progress of a query."""
+def waiting(progress: Mapping[str, Any] | None) -> int | None:
+    """Return how many messages were stored and not read, by the progress of a query; None before that."""
+    if progress is None:
+        return None
     total = 0
-    for source in (progress or {}).get("sources", ()):
+    for source in progress.get("sources", ()):
         ends, seen = (_offsets(source.get(key)) for key in ("endOffset", "latestOffset"))
         total += sum(
             max(0, entry["next"] - ends.get(broker, {}).get("next", 0))
@@ -148,13 +150,14 @@ def page_of(
     topic: str,
     minutes: list[dict[str, Any]],
     *,
-    left: int,
-    behind_ms: int,
+    left: int | None,
+    behind_ms: int | None,
     listed: Iterable[str] = (),
     now_ms: int | None = None,
 ) -> Page:
     """Make the page. minutes: as of `Sink.minutes`. listed: brokers, also those without a message.
 
+    left, behind_ms: None before the first batch.
     now_ms: when the last batch was written, wall clock; default: now.
     """
     now_ms = wall_ms() if now_ms is None else now_ms
@@ -180,7 +183,7 @@ def page_of(
         figures=(
             Figure(cell(total), "messages"),
             Figure(cell(left), "waiting"),
-            Figure(f"{behind_ms / 1000:.1f} s", "behind"),
+            Figure(cell(None if behind_ms is None else f"{behind_ms / 1000:.1f} s"), "behind"),
             Figure(cell(len(brokers)), "brokers"),
         ),
         sections=(

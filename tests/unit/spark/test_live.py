@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from messagebus import LoginRefused
 from messagebus.commands.exits import Exit
+from reports.text import cell
 from spark.__main__ import main
 from spark.lake.places import Remote, address_of
 from spark.live import AGAIN_MAX, Sink, follow, known, page_of, waiting, write_page
@@ -158,7 +159,14 @@ def test_what_waits_is_what_was_seen_and_not_read() -> None:
     }
     assert waiting(progress) == 3 + 5
     assert known(progress) == {"a", "b"}
-    assert waiting(None) == waiting({"sources": [{"endOffset": None}]}) == 0
+    assert waiting({"sources": [{"endOffset": None}]}) == 0
+    assert waiting(None) is None
+
+
+def test_before_the_first_batch_nothing_is_known_of_what_waits() -> None:
+    page = page_of("orders", [], left=waiting(None), behind_ms=None)
+    figures = {figure.what: figure.value for figure in page.figures}
+    assert (figures["waiting"], figures["behind"]) == (cell(None), cell(None))
 
 
 def test_the_archive_has_the_packages_and_two_of_one_checkout_are_equal(tmp_path: Path) -> None:
