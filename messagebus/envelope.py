@@ -12,7 +12,6 @@ Pure.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import json
 import re
@@ -152,7 +151,7 @@ def _body(envelope: Mapping[str, Any]) -> bytes:
     try:
         if isinstance(text, str):
             return text.encode() if name == "body" else base64.b64decode(text, validate=True)
-    except (UnicodeEncodeError, binascii.Error) as fault:
+    except ValueError as fault:
         raise MessageInvalid(f"{name}: {fault}") from None
     raise MessageInvalid(f"{name}: a text wanted, not {type(text).__name__}")
 

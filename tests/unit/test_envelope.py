@@ -99,6 +99,7 @@ def test_consumed_published_and_consumed_again_a_message_is_the_same(sent: list[
         ('{"body": "x", "body_base64": ""}', "body or body_base64"),
         ('{"body": 1}', "body: a text wanted, not int"),
         ('{"body_base64": "*"}', "body_base64: "),
+        ('{"body_base64": "é"}', "body_base64: "),
         ('{"body": "\\ud800"}', "body: "),
         ('{"body": "x", "body": "y"}', "names one thing twice"),
         ('{"body": "x", "expires_s": -1}', "expires_s: seconds"),
@@ -113,7 +114,7 @@ def test_consumed_published_and_consumed_again_a_message_is_the_same(sent: list[
         ('{"body": "x", "id": 7}', "message_id is int"),
         ("[" * 100_000, "nested too deep"),
     ],
-    ids=range(20),
+    ids=range(21),
 )
 def test_a_line_that_is_no_envelope_is_refused_by_its_field(line: str, told: str) -> None:
     with pytest.raises(MessageInvalid, match=re.escape(told)):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import fnmatch
 import hashlib
 import logging
@@ -162,7 +161,7 @@ class People:
             user, colon, password = (
                 base64.b64decode(credentials.strip(), validate=True).decode().partition(":")
             )
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             raise _unauthorized("Basic credentials that cannot be read") from None
         if not (colon and user):
             raise _unauthorized("Basic credentials that cannot be read")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import hashlib
 import hmac
@@ -208,6 +207,6 @@ def _read_basic(header: str) -> tuple[str, Secret] | None:
         user, colon, password = (
             base64.b64decode(text.strip(), validate=True).decode().partition(":")
         )
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return None
     return (user, Secret(password)) if colon and user else None

@@ -113,7 +113,15 @@ async def test_without_the_broker_nobody_knows(login: Login, broker: Broker) -> 
 
 
 @pytest.mark.parametrize(
-    "header", ["", "Basic", "Basic !!", "Basic " + base64.b64encode(b"nocolon").decode(), "X y"]
+    "header",
+    [
+        "",
+        "Basic",
+        "Basic !!",
+        "Basic \xe9",
+        "Basic " + base64.b64encode(b"nocolon").decode(),
+        "X y",
+    ],
 )
 async def test_headers_that_make_no_sense(login: Login, broker: Broker, header: str) -> None:
     assert await admitted(login, header) is Admission.NO
