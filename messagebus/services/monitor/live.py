@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from messagebus.services.monitor.web import Monitor
 
 QUERY_CHARS_MAX = 2_000
+QUERY_FIELDS_MAX = 20
 EVENTS_SHOWN, EVENTS_OF_ONE = 300, 20
 # Beginning of an address -> its page, and the beginning of the name that follows.
 NAMED = {
@@ -159,9 +160,12 @@ PAGES = {
 
 def page_request(monitor: Monitor, of: str, who: Principal) -> PageRequest:
     """Return the live page of an address with its query; the overview for any other address."""
-    parts = urlsplit(of)
-    is_long = len(parts.query) >= QUERY_CHARS_MAX
-    query = {} if is_long else dict(parse_qsl(parts.query, max_num_fields=20))
+    try:
+        parts = urlsplit(of)
+        is_long = len(parts.query) >= QUERY_CHARS_MAX
+        query = {} if is_long else dict(parse_qsl(parts.query, max_num_fields=QUERY_FIELDS_MAX))
+    except ValueError:  # no address, or too many fields
+        return page_request(monitor, "/", who)
     if parts.path.startswith("/plans/") and who.role >= Role.OPERATOR:
         page, name = PLAN, parts.path.removeprefix("/plans/")
     else:

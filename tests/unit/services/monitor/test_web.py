@@ -234,6 +234,15 @@ async def test_a_session_begins_with_the_password_and_ends_with_the_form_of_its_
         assert (await client.get("/brokers")).status_code == 401
 
 
+async def test_a_form_of_too_many_fields_logs_nobody_in() -> None:
+    monitor, _ = await monitor_of(configured())
+    async with client_of(monitor) as client:
+        fields = {"name": "m.keller", "password": PASSWORD} | {f"a{n}": "" for n in range(50)}
+        answer = await client.post("/login", data=fields, headers=OURS)
+        assert answer.status_code == 401
+        assert "set-cookie" not in answer.headers
+
+
 async def test_people_change_with_their_file_and_who_is_gone_is_logged_out() -> None:
     config = configured()
     monitor, _ = await monitor_of(config)
@@ -471,10 +480,12 @@ async def test_a_page_that_names_nothing_is_an_honest_404(open_page: httpx.Async
         "q=" + "x" * 5_000,
         "problem=%ff",
         "sort=--",
+        "&".join(f"a{number}=1" for number in range(50)),
+        "of=//[",
     ],
 )
 async def test_a_query_of_nonsense_is_harmless(open_page: httpx.AsyncClient, query: str) -> None:
-    for path in ("/", "/subscriptions", "/export"):
+    for path in ("/", "/subscriptions", "/export", "/parts"):
         assert (await open_page.get(f"{path}?{query}")).status_code == 200
 
 
