@@ -341,6 +341,8 @@ class App:
                 consumer.start(require=require, timeout_s=timeout_s)
                 for consumer in life.consumers.values()
             )
+            if life.ending is not None:
+                raise Stopped("the app was stopped while it started")
         except BaseException:
             await self.stop(0)
             raise

@@ -289,8 +289,24 @@ def test_a_stop_that_is_asked_for_before_run_is_not_lost() -> None:
     assert app.status.value == "initialized"
 
 
-@pytest.mark.parametrize("grace_s", [float("inf"), float("nan"), -1])
-def test_a_grace_is_a_number_of_seconds(grace_s: float) -> None:
+async def test_a_start_that_a_stop_overtakes_in_any_turn_does_not_say_that_it_runs() -> None:
+    ends = set()
+    for turns in range(1, 40):
+        app = app_in_memory()
+        starting = asyncio.create_task(app.start(require="all"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was = app.status
+        await app.stop(0)
+        await asyncio.wait([starting])
+        assert app.status is Status.STOPPED
+        assert isinstance(starting.exception(), Stopped) or was is Status.RUNNING
+        ends.add(starting.exception() is None)
+    assert ends == {True, False}, "the stop came before the end of the start, and behind it"
+
+
+@pytest.mark.parametrize("grace_s", [float("inf"), float("nan"), -1, None, "5"])
+def test_a_grace_is_a_number_of_seconds(grace_s: Any) -> None:
     with pytest.raises(ConfigError, match="grace_s"):
         asyncio.run(app_in_memory().run(grace_s=grace_s))
 
