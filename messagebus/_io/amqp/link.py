@@ -54,8 +54,10 @@ from messagebus.errors import (
 from messagebus.secret import Secret
 from messagebus.tls import certificate_fault
 
-# pika logs as errors what it also raises; we log the relevant ones ourselves.
-logging.getLogger("pika").setLevel(logging.CRITICAL)
+# pika logs as errors what it also raises; we log the relevant ones ourselves. An application that uses pika
+# itself may have set another level.
+if logging.getLogger("pika").level == logging.NOTSET:
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 # A broker in alarm reads nothing more from a connection that published, so it answers no close.
 CLOSE_TIMEOUT_MS = 2_000

@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -203,6 +205,18 @@ def test_logs_are_configured_once_for_all_loggers() -> None:
     logging.getLogger("httpx").info("a line for each request")
     (line,) = stream.getvalue().splitlines()
     assert json.loads(line)["broker"] == "b"
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "CRITICAL"), ("INFO", "INFO")])
+def test_the_level_of_pika_is_left_to_an_application_that_has_set_one(
+    before: str | None, after: str
+) -> None:
+    program = "import logging, sys; pika = logging.getLogger('pika')\n"
+    program += "pika.setLevel(sys.argv[1]) if sys.argv[1:] else None\n"
+    program += "from messagebus import Publisher; print(logging.getLevelName(pika.level))"
+    argv = [sys.executable, "-c", program, *([before] if before else [])]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.strip() == after
 
 
 @pytest.mark.usefixtures("logging_as_it_was")
