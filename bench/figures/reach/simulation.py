@@ -1,10 +1,10 @@
 """A bus of any size in virtual time: the decisions of real agents and consumers, over simulated lines.
 
 Agents are `Topology` with its `Register`, as the service has them; only HTTP, disk and broker are replaced.
-Consumers are `Membership` with its `Subset`, at the ticks of the library's driver. What a line or a
-login takes is in `Lines`. Consumers of one subscription depend on nothing of another one, and agents that
-only answer do nothing else: so one subscription and `AGENTS_MAX` agents are simulated, and totals are
-multiples of theirs.
+Consumers are `Membership` with its `Subset`, at the ticks of the library's driver, and dial in the turns of
+their process (`DialTurns`). What a line or a login takes is in `Lines`. Consumers of one subscription depend
+on nothing of another one, and agents that only answer do nothing else: so one subscription and `AGENTS_MAX`
+agents are simulated, and totals are multiples of theirs.
 """
 
 # A message goes to any broker (HAProxy), and there to the consumers of the subscription in turn:
@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from bench.figures.reach.virtual_time import VirtualLoop
+from messagebus._io.wire import DialTurns
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.membership import Action, Dial, Membership, State, Subset
 from messagebus.services.agent.consumer_list import LOOK_INTERVAL_S
@@ -63,8 +64,8 @@ class Lines:
 class Size:
     """A bus. consumers: of all subscriptions, which have as many each. cover: 0 for a full mesh.
 
-    rate: messages a second into the bus, each for one subscription. entries: subscriptions and topics of the
-    map.
+    rate: messages a second into the bus, each for one subscription. processes: that the consumers of one
+    subscription share; 0: each has its own.
     """
 
     brokers: int
@@ -72,6 +73,7 @@ class Size:
     subscriptions: int
     rate: float
     cover: int = 0
+    processes: int = 0
 
     @property
     def group(self) -> int:
@@ -89,9 +91,13 @@ class Traffic:
 
 @dataclass(slots=True)
 class Consumer:
-    """One consumer. open: its links. dials: made in each second. phase_ms: of the ticks of its driver."""
+    """One consumer. open: its links. dials: made in each second. phase_ms: of the ticks of its driver.
+
+    turns: of its process.
+    """
 
     members: Membership
+    turns: DialTurns
     phase_ms: int = 0
     list_at_ms: float = 0.0
     dials: Counter[int] = field(default_factory=Counter)
@@ -113,10 +119,12 @@ class Simulation:
         self.list = BrokerList(listed=listed, generation=1)
         self.dead: set[str] = set()
         self.was_dead: frozenset[str] = frozenset()
-        self._whole = asyncio.Event()
+        self._whole, self._dialling = asyncio.Event(), set[asyncio.Task[None]]()
+        turns = [DialTurns() for _ in range(size.processes or size.group)]
         self.consumers = [
             Consumer(
                 Membership(subset=self._subset(slot), backoff_first_ms=REDIAL_FIRST_MS),
+                turns[slot % len(turns)],
                 phase_ms=self.chance.randrange(TICK_MS),
             )
             for slot in range(size.group)
@@ -162,12 +170,9 @@ class Simulation:
     def _perform(self, consumer: Consumer, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Dial):
-                consumer.dials[self._loop.now_ms // 1000] += 1
-                is_dead = action.broker in self.dead
-                took_ms = self.lines.refused_ms if is_dead else self.lines.login_ms
-                self._loop.call_later(
-                    took_ms / 1000, self._dialled, consumer, action.broker, is_dead
-                )
+                dialling = asyncio.create_task(self._dial(consumer, action.broker))
+                self._dialling.add(dialling)
+                dialling.add_done_callback(self._dialling.discard)
         if consumer.timer is not None:
             consumer.timer.cancel()
         due_ms = consumer.members.next_due_ms()
@@ -181,8 +186,17 @@ class Simulation:
         consumer.timer = None
         self._perform(consumer, consumer.members.tick(self._loop.now_ms))
 
-    def _dialled(self, consumer: Consumer, broker: str, was_dead: bool) -> None:
-        if was_dead:
+    async def _dial(self, consumer: Consumer, broker: str) -> None:
+        try:
+            async with consumer.turns.turn(broker):
+                consumer.dials[self._loop.now_ms // 1000] += 1
+                is_dead = broker in self.dead
+                await asyncio.sleep(
+                    (self.lines.refused_ms if is_dead else self.lines.login_ms) / 1000
+                )
+                if is_dead:
+                    raise ConnectionRefusedError
+        except ConnectionRefusedError:
             self._lost(consumer, broker)
         else:
             consumer.open.add(broker)

@@ -82,8 +82,7 @@ def sixteen_figures(setup: Setup) -> Iterator[Figure]:
         found = {}
         _answers(clients)
         found["agent_requests"] = yield from _at_rest(cluster, make, name)
-        late = [ms for each in _answers(clients) for ms in each["late_ms"]]
-        found["spread_ms"] = _spread(cluster, clients)
+        found["spread_ms"], late = _spread(cluster, clients)
         setup.say(f"the last consumer had the new list after {found['spread_ms']:.0f} ms")
         found["dials_10s"], lines = yield from _killed(cluster, make, name, clients, consumers)
     lines = replace(lines, lateness_ms=late)
@@ -172,7 +171,7 @@ def _beside_simulation(
 async def simulate(consumers: int, lines: Lines) -> dict[str, float]:
     """Return what the simulation says of the same bus."""
     # All consumers, as if they had one subscription: the last of 200 is later than the last of ten.
-    bus = Simulation(Size(BROKERS, consumers, 1, 1_000.0), lines=lines)
+    bus = Simulation(Size(BROKERS, consumers, 1, 1_000.0, processes=PROCESSES), lines=lines)
     spread_ms = await bus.spread()
     await asyncio.sleep(2.0)
     dials = sum(await bus.die(DEAD / BROKERS, DIALS_S)) / bus.size.group
@@ -225,26 +224,30 @@ def _pulls(cluster: LocalCluster) -> int:
     return found
 
 
-def _spread(cluster: LocalCluster, clients: Sequence[Answering]) -> float:
+def _spread(cluster: LocalCluster, clients: Sequence[Answering]) -> tuple[float, list[float]]:
     """Give all agents a list of a new generation; return the time until the last consumer has it, in ms.
 
-    It counts from when the last agent has it.
+    It counts from when the last agent has it. Also return the lateness of timers of consumers meanwhile.
     """
+    late = list[float]()
     text = listfile.read(cluster.layout.list_file)
     generation = cluster.consumer_list().generation + 1
     newer = listfile.with_generation(text, generation)
     for name in cluster.names:
         write_whole(cluster.node(name).list_file, newer, mode=listfile.MODE)
+    _answers(clients)
     began_s = time.monotonic()
     write_whole(cluster.layout.list_file, newer, mode=listfile.MODE)
     known: list[float] = []
 
     def all_know() -> bool:
-        known[:] = [each["known_s"].get(str(generation), 0.0) for each in _answers(clients)]
+        answers = _answers(clients)
+        late.extend(ms for each in answers for ms in each["late_ms"])
+        known[:] = [each["known_s"].get(str(generation), 0.0) for each in answers]
         return all(known)
 
     wait_until(all_know, within_s=60.0, what="a new list at every consumer")
-    return (max(known) - began_s) * 1000
+    return (max(known) - began_s) * 1000, late
 
 
 def _until_whole(clients: Sequence[Answering], consumers: int) -> None:
@@ -293,17 +296,17 @@ async def main(first: int, count: int) -> None:
     async def watch() -> None:
         while True:
             generation = min(each.stats().list_generation for each in consumers)
-            known_s.setdefault(generation, time.monotonic())
+            known_s.setdefault(generation, looked_s := time.monotonic())
             await asyncio.sleep(POLL_S)
+            late.append(time.monotonic() - looked_s - POLL_S)
 
     refused, late = list[float](), list[float]()
 
     async def refuse() -> None:
-        """Note what a dial takes that is refused, and how late its timer is."""
+        """Note what a dial takes that is refused, with the lateness of its timer."""
         while True:
             began_s = time.monotonic()
             await asyncio.sleep(REFUSE_S)
-            late.append(time.monotonic() - began_s - REFUSE_S)
             with suppress(ConnectionRefusedError):
                 await asyncio.open_connection(*NOBODY)
             refused.append(time.monotonic() - began_s - REFUSE_S)
