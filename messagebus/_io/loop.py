@@ -336,10 +336,18 @@ class Tasks:
     def __init__(self) -> None:
         self._running: set[asyncio.Future[Any]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def spawn(
+        self, work: Coroutine[Any, Any, T], *, cancelled: Callable[[], object] | None = None
+    ) -> asyncio.Task[T]:
+        """Run a coroutine. cancelled: called when it was cancelled, perhaps before its first step.
+
+        By us, or by an application that cancels all tasks of its loop: then the work is to be begun again.
+        """
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
+        if cancelled is not None:
+            task.add_done_callback(lambda task: cancelled() if task.cancelled() else None)
         return task
 
     def keep(self, work: Awaitable[object]) -> None:

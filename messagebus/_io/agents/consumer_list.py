@@ -132,13 +132,25 @@ class ListFollower:
             self._apply(BrokerList(listed=(ListedBroker(broker=self._bus.address),)))
             return
         self._read_cache()
+        self._begin()
+
+    def _begin(self) -> None:
         self._task = asyncio.create_task(self._follow(), name="messagebus-list")
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Begin again soon where it is the application that has cancelled all tasks of its loop."""
+        if task is self._task and task.cancelled():
+            loop = asyncio.get_running_loop()
+            loop.call_later(
+                ASK_EVERY_MS / 1000, lambda: self._begin() if task is self._task else None
+            )
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _follow(self) -> None:
         turn = 0

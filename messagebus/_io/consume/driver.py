@@ -340,6 +340,8 @@ class ConsumeDriver:
 
     # Time.
     def _tick(self) -> None:
+        if not self.registering.is_complete:  # again, where the application has cancelled all tasks
+            self.registering.begin()
         self.links.tick()
         self.links.idle.tick(time.monotonic_ns())
         self.pipeline.tick()

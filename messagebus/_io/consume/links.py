@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import random
@@ -150,7 +151,10 @@ class ConsumerLinks:
                 case Dial() if self.is_stopping:  # nobody would close its link
                     pass
                 case Dial(broker, failures):
-                    self._dials.tasks[broker] = self._tasks.spawn(self._dial(broker, failures))
+                    self._dials.tasks[broker] = self._tasks.spawn(
+                        self._dial(broker, failures),
+                        cancelled=functools.partial(self._dial_cancelled, broker),
+                    )
                 case Drain(broker):
                     self._drain(broker)
                 case HangUp(broker):
@@ -290,6 +294,17 @@ class ConsumerLinks:
             # Segments that share a dial share its fault, and are dialled together again.
             share = random.Random(id(fault)).random()
             self.members.lost(broker, monotonic_ms(), share, refused=refused, absent=absent)
+
+    def _dial_cancelled(self, broker: str) -> None:
+        """Have a broker dialled again, unless it was we who gave its dial up, or dial it by now."""
+        task = self._dials.tasks.get(broker)
+        is_dialling = task is not None and not task.done()
+        if (
+            self.members.states.get(broker) is State.DIALING
+            and not is_dialling
+            and not self.is_stopping
+        ):
+            self.members.lost(broker, monotonic_ms(), random.random())
 
     def _drain(self, broker: str) -> None:
         """Hand out the buffered deliveries, wait for the answers that are owed, then hang up."""

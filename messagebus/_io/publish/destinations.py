@@ -120,13 +120,13 @@ class Destinations:
         self._gone.pop(destination, None)
         if self._resting.pop(destination, None) is not None:
             if not self._to_look_for:
-                self._tasks.spawn(self._look())
+                self._tasks.spawn(self._look(), cancelled=self._look_cancelled)
             self._to_look_for[destination] = address
             return
         if not address.wanted:
             self._backlog.open(destination)
             return
-        self._tasks.spawn(self._open(address))
+        self._tasks.spawn(self._open(address), cancelled=lambda: self._cancelled(address))
 
     def _refuse_again(self, destination: str, refusal: _Refusal) -> None:
         if destination not in self.known:
@@ -271,12 +271,24 @@ class Destinations:
                 return
             # It ended meanwhile, or this broker lacks the exchange: the next link will have it.
             self._leave()
-            self._tasks.spawn(self._open_later(address))
+            self._tasks.spawn(self._open_later(address), cancelled=lambda: self._cancelled(address))
         except MessageBusError as fault:
             self._refuse(address, str(fault))
         else:
             self._backlog.open(address.destination)
             self._wake()
+
+    def _cancelled(self, *addresses: Address) -> None:
+        """Have these opened again for what waits or comes: the application has cancelled all tasks."""
+        for address in addresses:
+            if self.known.get(address.destination) is address:
+                self._gone[address.destination] = self.known.pop(address.destination)
+        self._loop.call_later(RETRY_S, self.open_held)
+
+    def _look_cancelled(self) -> None:
+        addresses = list(self._to_look_for.values())
+        self._to_look_for.clear()
+        self._cancelled(*addresses)
 
     def _hand_on(self, address: Address) -> None:
         """Have what waits for a partitioned topic published to the homes of its partitions."""

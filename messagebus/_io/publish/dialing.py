@@ -65,7 +65,9 @@ class Dialer:
         if self.is_over:
             return
         broker = self._policy.choose(number) if by_name else None
-        self._running[number] = self._tasks.spawn(self._dial(number, timeout_ms, broker))
+        self._running[number] = self._tasks.spawn(
+            self._dial(number, timeout_ms, broker), cancelled=lambda: self._cancelled(number)
+        )
 
     def cancel(self, number: int) -> None:
         """Give up a dial, if there is one."""
@@ -101,6 +103,11 @@ class Dialer:
             self._user.opened(number, link, unseen)
         finally:
             self._running.pop(number, None)
+
+    def _cancelled(self, number: int) -> None:
+        """Note a dial that was cancelled: the route knows whether by us."""
+        self._running.pop(number, None)  # where it never began
+        self._user.dial_failed(number, refused=False, absent=False)
 
     def _failed(self, number: int, fault: Exception) -> None:
         reason = str(fault) or TOO_LATE

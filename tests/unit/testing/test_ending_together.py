@@ -125,3 +125,38 @@ async def test_whatever_is_stopped_or_cancelled_at_whichever_turn_every_call_end
     for seed in range(share, CASES, SHARES):
         case = Case(seed)
         assert await play(case) == [], case
+
+
+@pytest.mark.parametrize("brokers", ["here", "away", "frozen"])
+async def test_an_application_that_cancels_all_tasks_of_its_loop_ends_no_client(
+    brokers: str,
+) -> None:
+    """Their dials, registrations and openings begin again, at whichever turn they were cancelled."""
+    for turns in range(8):
+        bus, got = MemoryBus(2), list[bytes]()
+        bus.declare("t/s")
+        if brokers == "away":
+            bus.stop_brokers()
+        elif brokers == "frozen":
+            bus.freeze()
+        publisher, consumer = bus.async_publisher(), bus.async_consumer("t", subscription="s")
+        await publisher.start()
+        starting = asyncio.create_task(consumer.start(timeout_s=WITHIN_S * FACTOR))
+        publishing = asyncio.create_task(publisher.send_safe("t", b"before"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task(), starting, publishing}:
+            task.cancel()
+        bus.thaw()
+        bus.start_brokers()
+        await starting
+        await publishing
+        await publisher.send_safe("t", b"behind")
+        while len(got) < 2:
+            delivery = await consumer.receive(WITHIN_S * FACTOR)
+            assert delivery is not None, turns
+            got.append(delivery.body)
+            consumer.ack(delivery)
+        await consumer.stop()
+        await publisher.stop()
+        assert not links_left(bus)

@@ -21,6 +21,7 @@ from messagebus.broker import LIST_BYTES_MAX, BrokerList
 from messagebus.errors import ConfigError, ListInvalid, ListUnavailable
 from messagebus.tls import TlsFiles, trusting_nobody
 from ops.local.certificates import issue_missing
+from tests.support.eventually import eventually_async
 
 URL = "http://127.0.0.10:8081/consumer-list"
 GOOD = "# cluster: prod\n# generation: 7\nmb1.example:5672\nmb2.example:5672 draining\n"
@@ -83,6 +84,12 @@ class Agent:
         # A response is read once: give a fresh one, unread as those of a network are.
         body = httpx.ByteStream(answer.content)
         return httpx.Response(answer.status_code, stream=body, headers=answer.headers)
+
+
+def cancel_the_following() -> None:
+    for task in asyncio.all_tasks():
+        if task.get_name() == "messagebus-list":
+            task.cancel()
 
 
 Follow = Callable[..., Awaitable[tuple[ListFollower, list[BrokerList], Agent]]]
@@ -171,6 +178,20 @@ async def test_the_agent_is_told_who_asks_and_what_is_applied(follow: Follow) ->
         who | {"applied": "7", "generation": "7", "wait_s": "0"},
         who | {"applied": "8", "generation": "8", "wait_s": "0"},
     ]
+
+
+@pytest.mark.parametrize("times", [0, 3])
+async def test_an_application_that_cancels_all_tasks_does_not_end_the_following(
+    follow: Follow, times: int
+) -> None:
+    follower, applied, agent = await follow(text(GOOD))
+    for newer in range(8, 8 + times):
+        cancel_the_following()
+        agent.answers.append(text(NEWER.replace("generation: 8", f"generation: {newer}")))
+        await eventually_async(lambda n=newer: applied[-1].generation == n, within_s=60)  # type: ignore[misc]
+    cancel_the_following()
+    await follower.stop()
+    assert follower._task is None
 
 
 async def test_nothing_new_is_a_good_answer(follow: Follow) -> None:
