@@ -18,9 +18,8 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -42,6 +41,7 @@ from ops.local.cluster import LocalCluster
 NAME = "reach.sixteen"
 # At rest 16 brokers, their agents and 3,200 links of 200 consumers would fill two cores.
 BROKERS, SUBSCRIPTIONS, CONSUMERS, GROUPS, PROCESSES = 16, 100, 100, 20, 4
+COMPARED = 20
 DEAD = 2
 DECLARE_S, START_S, ANSWER_WITHIN_S, BACK_S = 600.0, 540.0, 600.0, 300.0
 SETTLE_S, POLL_S = 10.0, 0.02
@@ -54,42 +54,90 @@ Answer = Mapping[str, Any]
 
 def sixteen_figures(setup: Setup) -> Iterator[Figure]:
     cluster, make = setup.cluster, Maker(NAME, repeat_command(NAME))
-    consumers, subscriptions = setup.part(CONSUMERS, GROUPS), setup.part(SUBSCRIPTIONS, GROUPS)
+    subscriptions = setup.part(SUBSCRIPTIONS, GROUPS)
     name = f"{BROKERS} brokers, {subscriptions} subscriptions"
     empty_mb = memory_mb(cluster)[0]
     yield from _declared(cluster, make, name, subscriptions)
     full_mb = memory_mb(cluster)[0]
     kb = (full_mb - empty_mb) / (2 * subscriptions) * 1e3
     yield make("queue_kb", "Memory of a broker for a quorum queue", kb, "KB")
+    yield from _beside_simulation(setup, make, name)
+    yield from _loaded(setup, make, name, full_mb)
+
+
+def _loaded(setup: Setup, make: Maker, name: str, full_mb: float) -> Iterator[Figure]:
+    """Measure as many consumers as two cores carry."""
+    cluster, consumers = setup.cluster, setup.part(CONSUMERS, GROUPS)
     name += f", {consumers} consumers"
     with ExitStack() as stack:
-        clients = _clients(stack, cluster, consumers)
-        attached = [each.answer() for each in clients]
-        setup.say(f"attached: {sum(each['links'] for each in attached)} links")
+        clients, attached = _attached(setup, stack, consumers)
         took_s = max(each["attach_s"] for each in attached)
-        yield make(
-            "attach_s",
-            f"{name}, all starting at once: until the last has all links",
-            took_s,
-            "s",
-        )
+        what = f"{name}, all starting at once: until the last has all links"
+        yield make("attach_s", what, took_s, "s")
         rss = sum(each["rss_bytes"] for each in attached) / consumers / MB
         what = f"{name}: memory of an idle consumer beyond its process"
         yield make("consumer_mb", what, rss, "MB", (at_most, GOAL_MB))
-        time.sleep(SETTLE_S)
-        kb = (memory_mb(cluster)[0] - full_mb) / consumers * 1e3
+        broker_mb, agent_mb = memory_mb(cluster)
+        kb = (broker_mb - full_mb) / consumers * 1e3
         yield make("link_kb", "Memory of a broker for the link of a consumer", kb, "KB")
-        found = {}
-        _answers(clients)
-        found["agent_requests"] = yield from _at_rest(cluster, make, name)
+        before = Used.now(cluster)
+        time.sleep(REST_S)
+        broker, agent = Used.now(cluster).percent(before)
+        of = "at rest: CPU of the busiest"
+        yield make("broker_percent", f"{name} {of} broker, of one core", broker, "%")
+        what = f"{name} {of} agent, of one core"
+        yield make("agent_percent", what, agent, "%", (at_most, GOAL_AGENT_PERCENT))
+        yield make("broker_mb", f"{name}: memory of a broker, mean", broker_mb, "MB")
+        yield make("agent_mb", f"{name}: memory of an agent, mean", agent_mb, "MB")
+        _, back_s = _killed(cluster, clients, consumers)
+        what = f"{name}, {DEAD} killed and started: until every consumer is attached to them"
+        yield make("back_s", what, back_s, "s")
+
+
+def _beside_simulation(setup: Setup, make: Maker, name: str) -> Iterator[Figure]:
+    """Measure as few consumers as leave the cores time, since the simulation has no processors."""
+    cluster, found = setup.cluster, {}
+    name += f", {COMPARED} consumers"
+    with ExitStack() as stack:
+        clients, _ = _attached(setup, stack, COMPARED)
+        pulls, began_s = _pulls(cluster), time.monotonic()
+        time.sleep(REST_S)
+        a_second = (_pulls(cluster) - pulls) / (time.monotonic() - began_s)
+        found["agent_requests"] = a_second / BROKERS
         found["spread_ms"], late = _spread(cluster, clients)
         setup.say(f"the last consumer had the new list after {found['spread_ms']:.0f} ms")
-        found["dials_10s"], lines = yield from _killed(cluster, make, name, clients, consumers)
-    lines = replace(lines, lateness_ms=late)
+        died, _ = _killed(cluster, clients, COMPARED)
+    found["dials_10s"] = sum(sum(each["failed"][:DIALS_S]) for each in died) / COMPARED
+    refused_ms = sum(each["refused_ms"] for each in died) / len(died)
+    what = f"{name}, {DEAD} killed: a refused dial, with the lateness of its timer"
+    yield make("refused_ms", what, refused_ms, "ms")
+    lines = Lines(answer_ms=refused_ms, refused_ms=refused_ms, lateness_ms=late)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        simulated = runner.run(simulate(consumers, lines))
+        simulated = runner.run(simulate(COMPARED, lines))
     setup.say("simulated: " + ", ".join(f"{id} {value:.3g}" for id, value in simulated.items()))
-    yield from _beside_simulation(make, name, found, simulated)
+    texts = {
+        "spread_ms": ("from a new list at the agents until the last consumer has it", "ms"),
+        "dials_10s": (f"dials of a consumer in {DIALS_S} s after {DEAD} died", "dials"),
+        "agent_requests": ("requests of other agents to an agent at rest", "requests/s"),
+    }
+    for id, (what, unit) in texts.items():
+        yield make(id, f"{name}: {what}", found[id], unit)
+        if not found[id]:
+            raise BenchError(f"{name}: {what}: none")
+        apart = max(found[id] / simulated[id], simulated[id] / found[id])
+        text = f"{name}: {what}, against the simulation, whichever is more"
+        yield make(f"{id}_apart", text, apart, "times", (at_most, GOAL_APART))
+
+
+def _attached(
+    setup: Setup, stack: ExitStack, consumers: int
+) -> tuple[list[Answering], list[Answer]]:
+    """Start consumers; return their processes, and what these said when all had all links, after a rest."""
+    clients = _clients(stack, setup.cluster, consumers)
+    attached = [each.answer() for each in clients]
+    setup.say(f"attached: {sum(each['links'] for each in attached)} links")
+    time.sleep(SETTLE_S)
+    return clients, attached
 
 
 def _declared(
@@ -103,33 +151,13 @@ def _declared(
     yield make("declare_cpu_s", f"{name} declared at once: CPU of brokers", cpu_s, "s")
 
 
-def _at_rest(cluster: LocalCluster, make: Maker, name: str) -> Generator[Figure, None, float]:
-    """Return how many requests of other agents an agent had in a second."""
-    broker_mb, agent_mb = memory_mb(cluster)
-    before, pulls, began_s = Used.now(cluster), _pulls(cluster), time.monotonic()
-    time.sleep(REST_S)
-    requests = (_pulls(cluster) - pulls) / (time.monotonic() - began_s) / BROKERS
-    broker, agent = Used.now(cluster).percent(before)
-    of = "at rest: CPU of the busiest"
-    yield make("broker_percent", f"{name} {of} broker, of one core", broker, "%")
-    what = f"{name} {of} agent, of one core"
-    yield make("agent_percent", what, agent, "%", (at_most, GOAL_AGENT_PERCENT))
-    yield make("broker_mb", f"{name}: memory of a broker, mean", broker_mb, "MB")
-    yield make("agent_mb", f"{name}: memory of an agent, mean", agent_mb, "MB")
-    return requests
-
-
 def _killed(
-    cluster: LocalCluster,
-    make: Maker,
-    name: str,
-    clients: Sequence[Answering],
-    consumers: int,
-) -> Generator[Figure, None, tuple[float, Lines]]:
-    """Kill brokers and start them again; return the dials of a consumer while they were dead.
+    cluster: LocalCluster, clients: Sequence[Answering], consumers: int
+) -> tuple[list[Answer], float]:
+    """Kill brokers and start them again.
 
-    Also return the duration of a refused dial meanwhile, with the lateness of its timer, since the
-    simulation does not model processors.
+    Returns what the clients said of the time when they were dead, and the time in s from the start until
+    every consumer was attached to them.
     """
     _answers(clients)
     names = cluster.names[:DEAD]
@@ -142,30 +170,7 @@ def _killed(
         cluster.start(each, wait=False)
     cluster.wait_ready(names)
     _until_whole(clients, consumers)
-    what = f"{name}, {DEAD} killed and started: until every consumer is attached to them"
-    yield make("back_s", what, time.monotonic() - began_s, "s")
-    dials = sum(sum(each["failed"][:DIALS_S]) for each in died) / consumers
-    refused_ms = sum(each["refused_ms"] for each in died) / len(died)
-    what = f"{name}, {DEAD} killed: a refused dial, with the lateness of its timer"
-    yield make("refused_ms", what, refused_ms, "ms")
-    return dials, Lines(answer_ms=refused_ms, refused_ms=refused_ms)
-
-
-def _beside_simulation(
-    make: Maker, name: str, found: Mapping[str, float], simulated: Mapping[str, float]
-) -> Iterator[Figure]:
-    texts = {
-        "spread_ms": ("from a new list at the agents until the last consumer has it", "ms"),
-        "dials_10s": (f"dials of a consumer in {DIALS_S} s after {DEAD} died", "dials"),
-        "agent_requests": ("requests of other agents to an agent at rest", "requests/s"),
-    }
-    for id, (what, unit) in texts.items():
-        yield make(id, f"{name}: {what}", found[id], unit)
-        if not found[id]:
-            raise BenchError(f"{name}: {what}: none")
-        apart = max(found[id] / simulated[id], simulated[id] / found[id])
-        text = f"{name}: {what}, against the simulation, whichever is more"
-        yield make(f"{id}_apart", text, apart, "times", (at_most, GOAL_APART))
+    return died, time.monotonic() - began_s
 
 
 async def simulate(consumers: int, lines: Lines) -> dict[str, float]:
