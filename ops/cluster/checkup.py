@@ -23,7 +23,7 @@ from inventory.errors import CommandFailed
 from inventory.inventory import Inventory, Node, load
 from messagebus.broker import BrokerList
 from messagebus.commands.exits import Exit
-from messagebus.errors import ConfigError, ListInvalid
+from messagebus.errors import ConfigError, ListInvalid, one_line
 from messagebus.observing.rules import RULES, Past
 from messagebus.observing.snapshot import Answer, Bus, ObservedBroker
 from messagebus.terminal import plural, say
@@ -44,6 +44,8 @@ from ops.run.command import inventory_option
 
 # Other machines judge certificates and "parked since" by their own clocks.
 CLOCK_S_MAX = 1.0
+# Of what a host says in place of a time.
+SHOWN_CHARS_MAX = 80
 LOSING = "PolicyLosesMessages"
 # The rules about one broker that are true or not at one look.
 OBSERVED = tuple(
@@ -165,8 +167,14 @@ def of_balancers(inventory: Inventory, shown: Mapping[str, Any]) -> Iterator[Fin
                 yield Finding(where, f"has {name} as {server['verdict']} ({server['check']})")
 
 
-def of_clock(host: str, seconds: float) -> Iterator[Finding]:
-    """Yield a fault of a host's clock. seconds: how far it is ahead of ours."""
+def of_clock(host: str, theirs: str, ours_s: float) -> Iterator[Finding]:
+    """Yield a fault of a host's clock. theirs: output of ``date +%s.%N`` at ours_s, in s since 1970."""
+    try:
+        seconds = float(theirs) - ours_s
+    except ValueError:
+        told = one_line(theirs, SHOWN_CHARS_MAX)
+        yield Finding(host, f"says no time: {told!r}: its login shell must print nothing")
+        return
     if abs(seconds) > CLOCK_S_MAX:
         word = "ahead of" if seconds > 0 else "behind"
         yield Finding(host, f"its clock is {abs(seconds):.1f} s {word} this machine's")
@@ -292,8 +300,8 @@ def _host(inventory: Inventory, name: str) -> Iterator[Finding]:
     try:
         with root_of(inventory, name) as root:
             before = time.time()
-            theirs = float(root.run(("date", "+%s.%N")))
-            yield from of_clock(name, theirs - (before + time.time()) / 2)
+            theirs = root.run(("date", "+%s.%N"))
+            yield from of_clock(name, theirs, (before + time.time()) / 2)
             yield from of_disks(name, root.ask(("df", "--output=pcent,target", *DISKS)))
             secrets, program = read_secrets(inventory), pack()
             wanted = wanted_host(inventory, name, secrets, program.digest)

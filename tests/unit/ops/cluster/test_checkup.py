@@ -146,11 +146,13 @@ def test_what_is_wrong_with_a_balancer_is_told(inventory: Inventory) -> None:
 
 
 def test_clocks_and_disks_may_be_a_little_off() -> None:
-    assert list(checkup.of_clock("h1", 0.5)) == []
-    (found,) = checkup.of_clock("h1", -90.0)
+    assert list(checkup.of_clock("h1", "100.500000000\n", 100.0)) == []
+    (found,) = checkup.of_clock("h1", "10.0\n", 100.0)
     assert found.what == "its clock is 90.0 s behind this machine's"
-    (found,) = checkup.of_clock("h1", 2.0)
+    (found,) = checkup.of_clock("h1", "102.0\n", 100.0)
     assert found.what == "its clock is 2.0 s ahead of this machine's"
+    (found,) = checkup.of_clock("h1", "Welcome\n102.0\n", 100.0)
+    assert found.what == "says no time: 'Welcome 102.0': its login shell must print nothing"
     said = "Use% Mounted on\n 40% /\n 97% /var/lib/rabbitmq\n"
     assert [str(each) for each in checkup.of_disks("h1", said)] == [
         "h1: /var/lib/rabbitmq is 97% full"
