@@ -208,6 +208,10 @@ def _inline(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+# A hundred years: Python's times end soon after.
+DURATION_S_MAX = 36_500 * 86_400
+
+
 class Duration(click.ParamType[float]):
     """Type of a duration: ``90``, ``90s``, ``15m``, ``2h``, ``7d``."""
 
@@ -219,7 +223,9 @@ class Duration(click.ParamType[float]):
         found = _DURATION.fullmatch(value)
         if found is None:
             self.fail(f"{value!r}: such as 90s, 15m, 2h or 7d", param, ctx)
-        return float(found[1]) * _UNITS_S[found[2]]
+        if (seconds := float(found[1]) * _UNITS_S[found[2]]) > DURATION_S_MAX:
+            self.fail(f"{value!r}: at most {DURATION_S_MAX // 86_400}d", param, ctx)
+        return seconds
 
 
 def quiet_unless_verbose() -> None:

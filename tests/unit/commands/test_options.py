@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import click
@@ -150,6 +151,13 @@ def test_a_duration_has_a_unit(text: str, seconds: float) -> None:
 def test_what_is_no_duration_is_said_with_examples(text: str) -> None:
     with pytest.raises(click.BadParameter, match="such as 90s, 15m, 2h or 7d"):
         Duration().convert(text, None, None)
+
+
+def test_a_duration_that_no_clock_has_is_refused_with_the_longest() -> None:
+    for text in ("9" * 30, "9" * 400, "36501d"):
+        with pytest.raises(click.BadParameter, match="at most 36500d"):
+            Duration().convert(text, None, None)
+    assert timedelta(seconds=Duration().convert("36500d", None, None)).days == 36_500
 
 
 @pytest.mark.parametrize("text", ["nan", "-nan", "inf", "1e300"])
