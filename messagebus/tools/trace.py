@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import click
@@ -85,11 +84,12 @@ def _print(trace: Trace, as_json: bool) -> None:
 
 
 def _time_ms(text: str) -> int:
-    """Read a time, today's where there is no date, of this host's zone where there is none."""
+    """Read a time, the last one where there is no date, of this host's zone where there is none."""
+    now, is_of_day = datetime.now(), ":" in text[:3]
     try:
-        said = datetime.fromisoformat(
-            f"{time.strftime('%Y-%m-%d')}T{text}" if ":" in text[:3] else text
-        )
+        said = datetime.fromisoformat(f"{now:%Y-%m-%d}T{text}" if is_of_day else text)
+        if is_of_day and said.timestamp() > now.timestamp():  # 23:55, just after midnight
+            said -= timedelta(days=1)
         return int(said.timestamp() * 1_000)
     except (ValueError, OverflowError, OSError) as fault:
         raise click.UsageError(f"--published-at {text!r}: {fault}") from fault

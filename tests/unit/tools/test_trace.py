@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,16 @@ from messagebus.tools import trace as module
 from tests.support.fleet import Fleet
 
 ID = "5f0c2a9be1d04773a1b20000000000c4"
+
+
+class _Clock(datetime):
+    """The host's clock."""
+
+    now_s = 0.0
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> _Clock:
+        return cls.fromtimestamp(cls.now_s, tz)
 
 
 class Shell:
@@ -78,10 +88,16 @@ def test_what_somebody_knows_of_it_is_handed_on(shell: Shell, tmp_path: Path) ->
     assert shell.asked["published_ms"] == datetime.fromisoformat(at).timestamp() * 1_000
 
 
-def test_a_time_without_a_date_is_todays_of_this_host(shell: Shell) -> None:
-    shell.trace(ID, "--published-at", "14:05")
+@pytest.mark.parametrize(("now", "day"), [("2030-01-31T23:58", 31), ("2030-01-31T00:03", 30)])
+def test_a_time_without_a_date_is_the_last_one_of_this_host(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, now: str, day: int
+) -> None:
+    now_s = datetime.fromisoformat(now).timestamp()
+    monkeypatch.setattr(module, "datetime", _Clock)
+    monkeypatch.setattr(_Clock, "now_s", now_s)
+    shell.trace(ID, "--published-at", "23:55")
     at = datetime.fromtimestamp(shell.asked["published_ms"] / 1_000)
-    assert (at.date(), at.hour, at.minute) == (datetime.now().date(), 14, 5)
+    assert (at.month, at.day, at.hour, at.minute) == (1, day, 23, 55)
 
 
 def test_a_message_that_nobody_knows_ends_with_4(shell: Shell) -> None:
