@@ -320,8 +320,10 @@ class MemoryLink:
         noticed = threading.Event()
 
         def notice() -> None:
-            self._finish(why)
-            noticed.set()
+            try:
+                self._finish(why)
+            finally:
+                noticed.set()
 
         if _post(self._loop, notice):
             return lambda: cast(None, noticed.wait(NOTICE_TIMEOUT_S))

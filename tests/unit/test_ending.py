@@ -673,6 +673,56 @@ def test_a_stop_that_ends_with_its_loop_ends_each_publish(redundant: bool) -> No
     assert asyncio.run(begin()).result().outcome is Outcome.UNKNOWN
 
 
+@pytest.fixture
+def filter_that_raises() -> Iterator[list[str]]:
+    """Messages that a log filter of the application has seen; it raises for each."""
+    seen: list[str] = []
+
+    def fail(record: logging.LogRecord) -> bool:
+        seen.append(record.msg)
+        raise RuntimeError(record.msg)
+
+    logs = [logging.getLogger(f"messagebus.{name}") for name in ("publisher", "consumer")]
+    for log in logs:
+        log.addFilter(fail)
+    yield seen
+    for log in logs:
+        log.removeFilter(fail)
+
+
+def test_a_log_filter_that_raises_leaves_no_publish_without_its_end(
+    bus: MemoryBus, filter_that_raises: list[str]
+) -> None:
+    with bus.publisher(PublisherConfig(confirm_slow_s=0.01)) as publisher:
+        publisher.send_safe("orders", b"x")
+        bus.freeze()
+        future = publisher.submit("orders", b"y", timeout_s=0.5)
+        assert future.result(WITHIN_S * FACTOR).outcome is Outcome.UNKNOWN
+        bus.thaw()
+    assert any("broker s" in each for each in filter_that_raises)
+
+
+@pytest.mark.parametrize("gone", ["before the first dial", "with its links"])
+def test_a_log_filter_that_raises_keeps_no_client_from_dialling_again(
+    bus: MemoryBus, filter_that_raises: list[str], gone: str
+) -> None:
+    if gone == "before the first dial":
+        bus.stop_brokers()
+    with bus.publisher() as publisher, bus.consumer("orders", subscription="a") as consumer:
+        if gone == "with its links":
+            publisher.send_safe("orders", b"x")
+            bus.stop_brokers()
+        for event in ("no answer yet", "link lost"):
+            if gone == "with its links" or event == "no answer yet":
+                eventually(
+                    lambda e=event: sum(e in each for each in filter_that_raises) >= 2,  # type: ignore[misc]
+                    within_s=WITHIN_S,
+                )
+        bus.start_brokers()
+        assert publisher.send_safe("orders", b"y").broker
+        assert consumer.receive(WITHIN_S * FACTOR) is not None
+
+
 NO_SECONDS: list[Any] = [float("nan"), "5"]
 
 

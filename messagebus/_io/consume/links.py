@@ -213,9 +213,9 @@ class ConsumerLinks:
             raise LinkLost(broker, ENDED_EARLY)
         self.members.opened(broker)
         self._registering.logged_in()
+        self._changed.look()
         self.outage.over(broker)
         log.info("attached broker=%s epoch=%d", broker, epoch)
-        self._changed.look()
 
     async def set_prefetch(self, link: Link) -> None:
         await link.call("basic_qos", prefetch_count=self.prefetch)
@@ -281,6 +281,12 @@ class ConsumerLinks:
             )
 
     def _dial_failed(self, broker: str, fault: Exception) -> None:
+        if self.members.states.get(broker) is State.DIALING:
+            # A refused certificate locks no account.
+            refused, absent = type(fault) is LoginRefused, getattr(fault, "absent", False)
+            # Segments that share a dial share its fault, and are dialled together again.
+            share = random.Random(id(fault)).random()
+            self.members.lost(broker, monotonic_ms(), share, refused=refused, absent=absent)
         log.debug("dial failed broker=%s reason=%r", broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
             self._registering.login_refused(fault)
@@ -288,12 +294,6 @@ class ConsumerLinks:
             self.outage.dial_failed(broker, fault)
         if is_absent(fault):
             self._registering.begin()
-        if self.members.states.get(broker) is State.DIALING:
-            # A refused certificate locks no account.
-            refused, absent = type(fault) is LoginRefused, getattr(fault, "absent", False)
-            # Segments that share a dial share its fault, and are dialled together again.
-            share = random.Random(id(fault)).random()
-            self.members.lost(broker, monotonic_ms(), share, refused=refused, absent=absent)
 
     def _dial_cancelled(self, broker: str) -> None:
         """Have a broker dialled again, unless it was we who gave its dial up, or dial it by now."""
@@ -336,14 +336,13 @@ class ConsumerLinks:
         owed = self._inbox.owed(broker)
         was_attached = self.members.states.get(broker) in (State.OPEN, State.DRAINING)
         self._forget(broker)
+        self.members.lost(broker, monotonic_ms(), random.random())
+        self._wake()
         if was_attached:
+            self.perform(self.members.tick(monotonic_ms()))
             log.warning(
                 "link lost broker=%s owed=%d reason=%r docs=%s", broker, owed, why.reason, why.docs
             )
-        self.members.lost(broker, monotonic_ms(), random.random())
-        if was_attached:
-            self.perform(self.members.tick(monotonic_ms()))
-        self._wake()
 
     def _forget(self, broker: str) -> Link | None:
         link = self.links.pop(broker, None)

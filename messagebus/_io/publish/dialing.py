@@ -110,6 +110,9 @@ class Dialer:
         self._user.dial_failed(number, refused=False, absent=False)
 
     def _failed(self, number: int, fault: Exception) -> None:
+        # A refused certificate locks no account.
+        refused, absent = type(fault) is LoginRefused, getattr(fault, "absent", False)
+        self._user.dial_failed(number, refused=refused, absent=absent)
         reason = str(fault) or TOO_LATE
         log.debug("dial failed broker=%s reason=%r", self._bus.broker, reason)
         if isinstance(fault, LoginRefused):
@@ -125,9 +128,6 @@ class Dialer:
                 self.outage.dial_failed(self._bus.broker, fault)
             if self.fatal is None:  # else that a later dial had no answer says less
                 self.last_fault = f"; last fault: {reason}"
-        # A refused certificate locks no account.
-        refused, absent = type(fault) is LoginRefused, getattr(fault, "absent", False)
-        self._user.dial_failed(number, refused=refused, absent=absent)
 
     def login_refused(self, fault: LoginRefused) -> None:
         """Note that a broker or an agent refuses our user."""

@@ -341,13 +341,15 @@ class PublishDriver:
 
     def _tick(self) -> None:
         now = monotonic_ms()
-        self.door.before_tick(now)
-        if now >= self.pending.backlog.earliest_ms:
-            self.settle(self.pending.expire(now, self.why_late()))
-        if self.pending.full is not None:
-            self._try_full(now, self.pending.full)
-        self.links.tick(now)
-        self.arm(now)
+        try:
+            self.door.before_tick(now)
+            if now >= self.pending.backlog.earliest_ms:
+                self.settle(self.pending.expire(now, self.why_late()))
+            if self.pending.full is not None:
+                self._try_full(now, self.pending.full)
+            self.links.tick(now)
+        finally:  # whatever a log filter of the application raises, deadlines hold
+            self.arm(now)
         self.door.after_tick(now)
 
     def _try_full(self, now: int, full: FullDestinations) -> None:

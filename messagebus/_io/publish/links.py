@@ -236,11 +236,11 @@ class Links:
             self.retiring.setdefault(other, monotonic_ms() + patience_ms)
             self.hang_up_if_answered(other)
         name = new.broker or str(new.address)
-        self.dialer.succeeded(name)
-        log.info("link opened broker=%s dials=%d", name, self.route.dials)
         self._user.wake()
         if self.on_adopted is not None:
             self.on_adopted()
+        self.dialer.succeeded(name)
+        log.info("link opened broker=%s dials=%d", name, self.route.dials)
 
     def _refuse_too_long(self) -> None:
         """Refuse what waits with headers that fill more than a frame of the new link: they would end it."""
@@ -287,15 +287,15 @@ class Links:
         settled = self._pending.link_lost(number, monotonic_ms(), why.reason, refused=refused)
         self._user.settle(settled)
         self._destinations.link_lost(why)
-        log.warning(
-            "link lost broker=%s in_flight=%d reason=%r docs=%s",
-            *(why.broker, in_flight, why.reason, why.docs),
-        )
         if self.route.current == number:
             self.dialer.connected.clear()
         self.route.lost(number, monotonic_ms(), random.random())
         self.perform(self.route.tick(monotonic_ms()))
         self._user.wake()  # what it left open may go out on another link at once
+        log.warning(
+            "link lost broker=%s in_flight=%d reason=%r docs=%s",
+            *(why.broker, in_flight, why.reason, why.docs),
+        )
 
     async def close(self, until_s: float) -> None:
         """Hang up all. until_s: of `time.monotonic`, for a slow line to take what needs no confirm."""
@@ -317,8 +317,9 @@ class Links:
         if number == self.route.current:
             self.is_blocked = blocked
             if blocked:
-                log.warning("broker blocked broker=%s", self.route.broker or self.only_broker)
+                broker = self.route.broker or self.only_broker
                 self.leave()
+                log.warning("broker blocked broker=%s", broker)
             else:
                 self._user.wake()
 
@@ -384,12 +385,8 @@ class Links:
         silent_ms = slowness.silence.look(self._pending.in_flight, now)
         if now < slowness.until_ms:
             return
-        broker = self.route.broker or self.only_broker
-        if self.is_slow(now):
-            log.warning("broker slow broker=%s unanswered_ms>=%d", broker, slow_ms)
-        elif silent_ms >= slowness.silent_ms:
-            log.warning("broker silent broker=%s silent_ms>=%d", broker, slowness.silent_ms)
-        else:
+        broker, is_slow = self.route.broker or self.only_broker, self.is_slow(now)
+        if not is_slow and silent_ms < slowness.silent_ms:
             return
         number = self.route.current or 0
         slowness.link, slowness.until_ms = number, now + 10 * slow_ms
@@ -397,6 +394,10 @@ class Links:
         link = self.open.get(number)
         if link is not None and not link.has_heartbeats:
             self._tasks.spawn(self._leave_if_dead(number, link, slow_ms))
+        if is_slow:
+            log.warning("broker slow broker=%s unanswered_ms>=%d", broker, slow_ms)
+        else:
+            log.warning("broker silent broker=%s silent_ms>=%d", broker, slowness.silent_ms)
 
     def answers(self, number: int, now: int) -> None:
         """Note a confirm on this link: if it is another one than the slow one, not all brokers are slow.
