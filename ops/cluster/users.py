@@ -33,6 +33,7 @@ from ops.provision.wanted import PASSWORD_FILES, all_users, hosts_of, wanted_hos
 from ops.run.command import confirm, inventory_option, locked, yes_option
 
 SECRET_BYTES = 24
+PASSWORD_CHARS_MAX = 1_000
 
 
 def find_user(inventory: Inventory, name: str) -> User:
@@ -170,6 +171,18 @@ def _write_at_hosts(inventory: Inventory, node: Node, user: User, password: Secr
                     root.write(file)
 
 
+def read_password(source: IO[str]) -> Secret:
+    """Read the new password of an operator. Raises ConfigError, which shows nothing of it."""
+    try:
+        text = source.read(PASSWORD_CHARS_MAX + 2).strip()
+    except UnicodeDecodeError:  # which would show a byte
+        raise ConfigError(f"--from {source.name}: not UTF-8") from None
+    if not (0 < len(text) <= PASSWORD_CHARS_MAX and text.isprintable()):
+        most = f"{PASSWORD_CHARS_MAX:,}"
+        raise ConfigError(f"--from {source.name}: one line of 1 to {most} printing characters")
+    return Secret(text)
+
+
 @click.group()
 def users() -> None:
     """Change passwords of RabbitMQ's users.
@@ -222,9 +235,7 @@ def password(
         raise ConfigError(
             f"{kept} is the password file of {', '.join(others)}, too: give each its own"
         )
-    given = Secret(source.read().strip()) if source else None
-    if given is not None and not given.reveal():
-        raise ConfigError(f"--from {source.name if source else ''}: empty")
+    given = read_password(source) if source else None
     nodes = [node.name for node in view.nodes if node.name not in without]
     again = ", which was begun before" if next_file(kept).exists() else ""
     say(f"a new password of {name} (role {user.role}){again}: on {', '.join(nodes)}; in {kept}")

@@ -517,8 +517,26 @@ def test_a_password_file_that_another_user_has_under_another_name_is_not_changed
     assert changed == []
 
 
-def test_an_empty_password_is_refused(changed: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "new").write_text("\n")
-    words = ["users", "password", "bus", "--from", str(tmp_path / "new"), "--yes"]
-    assert main(words) != 0
+@pytest.mark.parametrize(
+    ("password", "why"),
+    [
+        (b"\n", "one line of 1 to"),
+        (b"geheim\nanother line\n", "one line of 1 to"),
+        (b"geheim\x1b", "one line of 1 to"),
+        (b"geheim" * 1_000, "one line of 1 to"),
+        (b"geheim\xff", "not UTF-8"),
+    ],
+)
+def test_what_is_no_password_is_refused_and_not_shown(
+    changed: list[Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    password: bytes,
+    why: str,
+) -> None:
+    (tmp_path / "new").write_bytes(password)
+    assert main(["users", "password", "bus", "--from", str(tmp_path / "new"), "--yes"]) == 2
+    said = capsys.readouterr().err
+    assert why in said
+    assert "geheim" not in said
     assert changed == []
