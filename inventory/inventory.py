@@ -36,6 +36,7 @@ from inventory.tables import (
 )
 from messagebus.admin.proof import TokenProof
 from messagebus.broker import Broker
+from messagebus.config import read_secret
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.terminal import did_you_mean
@@ -155,10 +156,7 @@ class Inventory:
 
     def proof_to(self, node: Node) -> TokenProof:
         """Return the proof of the operators' token for the agent of a broker. Raises ConfigError."""
-        try:
-            token = Secret(self.token_file.read_text().strip())
-        except OSError as fault:
-            raise ConfigError(f"token_file: {fault}") from fault
+        token = Secret(read_secret("token_file", str(self.token_file)))
         return TokenProof(lambda: token, to=Broker.parse(str(node.address)).name)
 
     def find(self, name: str) -> Node:

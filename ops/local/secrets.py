@@ -8,6 +8,7 @@ import os
 import secrets
 from pathlib import Path
 
+from messagebus.errors import ConfigError
 from messagebus.files import write_whole
 from messagebus.secret import Secret
 
@@ -27,7 +28,11 @@ def ensure(folder: Path) -> None:
 
 
 def read(path: Path) -> Secret:
-    return Secret(path.read_text().strip())
+    """Read a file's secret. Raises OSError; ConfigError for what is no text, which shows no byte of it."""
+    try:
+        return Secret(path.read_text().strip())
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8") from None
 
 
 def password_hash(password: Secret, salt: bytes = b"") -> str:

@@ -18,6 +18,7 @@ from inventory.tables import Provision, Timers, User
 from lb.lint import faults
 from lb.render import marker, render
 from messagebus.errors import ConfigError
+from ops.local import secrets
 from ops.local.certificates import Authority
 from tests.support.balancer import BASE, inventory, inventory_values, mirrored_values
 
@@ -42,6 +43,16 @@ def test_a_broker_is_found_by_name_and_by_address() -> None:
 def test_an_unknown_broker_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no broker 'mb3'.*did you mean 'mb"):
         inventory().find("mb3")
+
+
+def test_a_secret_that_is_no_text_is_one_line_without_a_byte_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"geheim\xff")
+    read = dataclasses.replace(inventory(), token_file=file)
+    for ask in (lambda: read.proof_to(read.brokers[0]), lambda: secrets.read(file)):
+        with pytest.raises(ConfigError, match="not UTF-8") as refused:
+            ask()
+        assert "xff" not in str(refused.value)
 
 
 def test_no_brokers_yet_is_an_inventory() -> None:
