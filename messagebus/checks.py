@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from messagebus.errors import ConfigError
 
-__all__ = ["number_text", "raise_faults", "range_faults"]
+__all__ = ["flag_faults", "number_text", "raise_faults", "range_faults"]
 
 
 def range_faults(settings: object, **allowed: tuple[float, float]) -> list[str]:
@@ -22,6 +22,16 @@ def range_faults(settings: object, **allowed: tuple[float, float]) -> list[str]:
         if not (is_number and low <= value <= high):  # type: ignore[operator]
             faults.append(f"{key} {value!r}: {number_text(low)} to {number_text(high)}")
     return faults
+
+
+def flag_faults(settings: object, *names: str) -> list[str]:
+    """Return a line for each attribute that is no flag: the text "false" would be true."""
+    given = {name: getattr(settings, name) for name in names}
+    return [
+        f"{name} {value!r}: True or False"
+        for name, value in given.items()
+        if type(value) is not bool
+    ]
 
 
 def number_text(number: float) -> str:

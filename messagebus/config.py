@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from messagebus.broker import AmqpUrl, Broker, is_http
-from messagebus.checks import raise_faults, range_faults
+from messagebus.checks import flag_faults, raise_faults, range_faults
 from messagebus.core.redundancy import MODES, REQUIRED
 from messagebus.destination import parse_destination
 from messagebus.errors import ConfigError, NameInvalid
@@ -364,9 +364,7 @@ class Spool:
         path: Any = self.path
         if not (isinstance(path, str | Path) and _is_path(str(path))):
             faults.append(f"path {path!r}: a folder wanted")
-        always: Any = self.always
-        if type(always) is not bool:
-            faults.append(f"always {always!r}: True or False")
+        faults += flag_faults(self, "always")
         raise_faults([f"spool: {fault}" for fault in faults])
 
 

@@ -27,7 +27,7 @@ from typing import Protocol, Self
 
 from messagebus._io.loop import LoopThread, OneStop, Tasks, warn_dropped
 from messagebus.aio import AsyncPublisher
-from messagebus.checks import raise_faults, range_faults
+from messagebus.checks import flag_faults, raise_faults, range_faults
 from messagebus.clock import whole_ms
 from messagebus.config import BusConfig, PublisherConfig, settings_of
 from messagebus.core.relay import RelayedRows, RelayLimits
@@ -81,7 +81,8 @@ class RelayConfig:
 
     def __post_init__(self) -> None:
         raise_faults(
-            range_faults(
+            flag_faults(self, "key_waits", "notify")
+            + range_faults(
                 self,
                 batch=(1, 10_000),
                 held_max=(1, 100_000),

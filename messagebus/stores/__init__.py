@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from messagebus.checks import raise_faults, range_faults
+from messagebus.checks import flag_faults, raise_faults, range_faults
 from messagebus.core.claims import UNENDED_LIMIT, Answer, Record, Rule, Turn, key_of
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
@@ -122,7 +122,7 @@ class Dedup:
             deferred_max=(0, 100_000),
             store_timeout_s=(0.001, 60.0),
             unended_max=(1, UNENDED_LIMIT - 1),
-        )
+        ) + flag_faults(self, "fence")
         for key, words in (("on_store_away", ("wait", "run")), ("too_old", ("run", "park"))):
             if (told := getattr(self, key)) not in words:
                 faults.append(f"{key} {told!r}: {' or '.join(words)}")

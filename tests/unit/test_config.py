@@ -26,9 +26,10 @@ from messagebus.config import (
     Spool,
 )
 from messagebus.errors import ConfigError
-from messagebus.outbox import AsyncRelay, Relay
+from messagebus.outbox import AsyncRelay, Relay, RelayConfig
 from messagebus.replay import AsyncReplay, Replay, stream_ends
 from messagebus.secret import Secret
+from messagebus.stores import Dedup
 from messagebus.tools.sampler import QueueSampler
 from messagebus.tools.trail import Trail
 
@@ -419,6 +420,9 @@ def test_what_is_no_password_and_one_address_for_several_are_told_once_each() ->
         (PublisherConfig, {"retry_unknown": None}, "retry_unknown: True or False wanted"),
         (PublisherConfig, {"batch": [1], "window": 0}, "batch: a mapping .*; window 0"),
         (ConsumerConfig, {"slots": "4"}, "slots '4': 0 to 10,000"),
+        (Spool, {"path": "/s", "always": "no"}, "always 'no': True or False"),
+        (RelayConfig, {"key_waits": "false", "notify": 1}, "key_waits .*False; notify 1: True"),
+        (Dedup, {"store": "memory:", "fence": None}, "fence None: True or False"),
     ],
 )
 def test_what_is_not_of_its_settings_type_is_refused_in_words(
