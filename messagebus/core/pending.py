@@ -291,7 +291,9 @@ class PendingPublishes:
         if now_ms < self.backlog.earliest_ms:
             return []
         late = [item for item in self.unsettled() if item.deadline_ms <= now_ms]
-        full = [item for item in late if self.full and item.destination in self.full]
+        # Without a link nobody knows whether it is full still, and why there is none says more.
+        known = self.full if self.in_flight.current is not None else None
+        full = [item for item in late if known and item.destination in known]
         settled = self.withdraw(full, FULL_TOO_LONG) + self.withdraw(late, reason)
         self.backlog.earliest_ms = min(
             (item.deadline_ms for item in self.unsettled()), default=NO_DEADLINE_MS

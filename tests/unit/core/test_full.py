@@ -73,6 +73,15 @@ def test_a_full_destination_ends_its_publishes_at_their_deadline_as_refused() ->
     assert still_open(made) == made.backlog.messages == made.backlog.bytes == 0
 
 
+def test_without_a_link_a_deadline_does_not_say_that_a_queue_is_full() -> None:
+    """It was full once; why there is no link is what an operator must know now."""
+    made = accepted(item("1", deadline_ms=500), waits_when_full=True)
+    made.take(0)
+    made.answered(1, 1, multiple=False, ok=False)
+    made.link_lost(1, 1)
+    assert reasons(made.expire(500, "no broker answers")) == {"no broker answers"}
+
+
 def test_what_may_be_stored_by_a_lost_link_stays_unknown() -> None:
     made = accepted(item("1", deadline_ms=500), waits_when_full=True)
     made.take(0)
