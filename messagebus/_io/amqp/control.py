@@ -250,9 +250,13 @@ class Control:
             if channel is None or not channel.is_open:
                 channel = await self._bounded(self.link.open_channel(), "channel.open")
                 self._channel = channel
-            for first in range(0, len(calls), CALLS_AT_ONCE):
-                some = calls[first : first + CALLS_AT_ONCE]
-                await self._bounded(channel.call_all(some), what, DECLARE_TIMEOUT_S)
+            try:
+                for first in range(0, len(calls), CALLS_AT_ONCE):
+                    some = calls[first : first + CALLS_AT_ONCE]
+                    await self._bounded(channel.call_all(some), what, DECLARE_TIMEOUT_S)
+            except asyncio.CancelledError:
+                channel.abort()  # answers on their way would count for the next requests
+                raise
 
     async def _try(self, method: str, **arguments: Any) -> Any:
         """Call on a channel of its own."""

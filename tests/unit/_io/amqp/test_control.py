@@ -23,7 +23,8 @@ from messagebus.broker import Broker
 from messagebus.destination import Subscription, Topic
 from messagebus.errors import ChannelRefused, LinkLost, LoginRefused
 from messagebus.secret import Secret
-from messagebus.topology import Declarations, declarations
+from messagebus.topology import Declarations, QueueSpec, declarations
+from tests.support.fake_amqp import fake_rabbit
 
 WANTED = declarations(Subscription(Topic("orders"), "a"), born=3)
 WHO = Credentials(user="admin", password=Secret("pw"))
@@ -164,6 +165,24 @@ async def test_a_refused_declaration_leaves_the_link_and_costs_its_channel(
     link.refused.clear()
     await control.declare(WANTED)
     assert len(link.lanes) == 2
+
+
+async def test_answers_to_cancelled_declarations_do_not_count_for_the_next_ones() -> None:
+    def queue(name: str, **more: int) -> QueueSpec:
+        return QueueSpec(name=name, arguments={"x-queue-type": "quorum", **more})
+
+    with fake_rabbit() as rabbit:
+        control = await Control.dial(Broker.parse(rabbit.name), WHO, timeout_ms=60_000)
+        await control.declare(Declarations(queues=(queue("there"),)))
+        many = Declarations(queues=tuple(queue(f"a{number}") for number in range(60)))
+        cancelled = asyncio.create_task(control.declare(many))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        others = (*(queue(f"b{number}") for number in range(30)), queue("there", **{"x-limit": 7}))
+        with pytest.raises(ChannelRefused, match="PRECONDITION_FAILED"):
+            await control.declare(Declarations(queues=others))
+        await control.close()
 
 
 async def test_where_a_broker_allows_one_channel_everything_is_on_it(
