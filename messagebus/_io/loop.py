@@ -335,19 +335,24 @@ class Tasks:
 
     def __init__(self) -> None:
         self._running: set[asyncio.Future[Any]] = set()
+        self.is_over = False
+        """True from `cancel` on: nothing begins again."""
 
     def spawn(
         self, work: Coroutine[Any, Any, T], *, cancelled: Callable[[], object] | None = None
     ) -> asyncio.Task[T]:
         """Run a coroutine. cancelled: called when it was cancelled, perhaps before its first step.
 
-        By us, or by an application that cancels all tasks of its loop: then the work is to be begun again.
+        By its owner, or by an application that cancels all tasks of its loop: then the work begins again. Not
+        called for `cancel`.
         """
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
         if cancelled is not None:
-            task.add_done_callback(lambda task: cancelled() if task.cancelled() else None)
+            task.add_done_callback(
+                lambda task: cancelled() if task.cancelled() and not self.is_over else None
+            )
         return task
 
     def keep(self, work: Awaitable[object]) -> None:
@@ -372,8 +377,8 @@ class Tasks:
         await self.cancel()
 
     async def cancel(self) -> None:
-        """Cancel all and wait until they have ended."""
-        left = list(self._running)
+        """Cancel all and wait until they have ended: the end of their owner."""
+        self.is_over, left = True, list(self._running)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)

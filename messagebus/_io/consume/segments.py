@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, Link
 from messagebus._io.loop import Tasks
-from messagebus._io.wire import Wire, follow_homes
+from messagebus._io.wire import ASK_AGAIN_S, Wire, follow_homes
 from messagebus.broker import Broker
 from messagebus.clock import monotonic_ms
 from messagebus.core.group import Group
@@ -66,11 +66,18 @@ class Segments:
         self._parents: dict[str, asyncio.Task[Link]] = {}
         self._tasks, self._closing = Tasks(), Tasks()
         self._round_ms = self._count_ms = 0
-        self._tasks.spawn(
-            follow_homes(
-                wire.topology(), source.topic.name, lambda: self._homes, self._learn, log=log
-            )
+        self._follow()
+
+    def _follow(self) -> None:
+        """Ask the agents for other homes from now on; again where the application cancelled all tasks."""
+        if self._tasks.is_over:
+            return
+        topic = self._source.topic.name
+        following = follow_homes(
+            self._wire.topology(), topic, lambda: self._homes, self._learn, log=log
         )
+        loop = asyncio.get_running_loop()
+        self._tasks.spawn(following, cancelled=lambda: loop.call_later(ASK_AGAIN_S, self._follow))
 
     def _first_unfinished(self) -> list[str]:
         """Return, of each partition, the first segment that may have something for us: the others wait."""

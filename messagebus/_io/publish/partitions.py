@@ -36,7 +36,7 @@ from messagebus._io.publish.calls import Call
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import Many, Publish, Waiter
 from messagebus._io.publish.targets import Address, Target, place_name
-from messagebus._io.wire import NEWS_WAIT_S, Topology, Wire, follow_homes
+from messagebus._io.wire import ASK_AGAIN_S, NEWS_WAIT_S, Topology, Wire, follow_homes
 from messagebus.broker import Broker, BrokerList
 from messagebus.clock import monotonic_ms
 from messagebus.core.ends import DEADLINE_PASSED, END_UNROUTABLE, Item
@@ -227,7 +227,15 @@ class Partitions:
             wait_s=lambda: 0 if topic.sealed_ms else NEWS_WAIT_S,
             log=log,
         )
-        topic.asking = self._tasks.spawn(following)
+        topic.asking = asking = self._tasks.spawn(
+            following,
+            cancelled=lambda: self._loop.call_later(ASK_AGAIN_S, self._ask_again, topic, asking),
+        )
+
+    def _ask_again(self, topic: _Topic, cancelled: asyncio.Task[None]) -> None:
+        """Ask on where it is the application that has cancelled all tasks of its loop."""
+        if topic.asking is cancelled and not self._tasks.is_over:
+            self._ask(topic)
 
     def _learn(self, topic: _Topic, text: str, sent_ms: int) -> bool:
         known, topic.text = topic.text, joined(topic.text, text or topic.text, topic.count)

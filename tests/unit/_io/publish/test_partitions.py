@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,3 +179,25 @@ async def test_a_partitioned_topic_that_a_publisher_batches_is_refused_and_no_ot
             assert end.outcome is Outcome.REFUSED
             assert "batch is for topics without" in end.reason
         await publisher.send_safe("others", b"y")
+
+
+async def test_an_application_that_cancels_all_tasks_ends_no_question_for_homes(
+    memory: MemoryBus, publisher: AsyncPublisher
+) -> None:
+    def asking() -> set[asyncio.Task[Any]]:
+        return {task for task in asyncio.all_tasks() if "follow_homes" in str(task.get_coro())}
+
+    consumer = memory.async_consumer("orders", subscription="billing", order="key")
+    await consumer.start(require="all")
+    await publisher.send_safe("orders", b"x", key="k")
+    before = asking()
+    assert len(before) == 2
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await eventually_async(lambda: len(asking() - before) == 2, within_s=WITHIN_S)
+    assert (delivery := await consumer.receive(WITHIN_S)) is not None
+    assert consumer.ack(delivery)
+    assert (await publisher.send_safe("orders", b"x", key="k")).broker
+    await consumer.stop()
+    await publisher.stop()
+    assert not asking()
