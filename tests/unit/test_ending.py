@@ -40,6 +40,7 @@ from messagebus import (
 )
 from messagebus import publisher as publisher_module
 from messagebus._io import loop as loop_module
+from messagebus._io.consume import driver as driver_module
 from messagebus._io.consume.links import ConsumerLinks
 from messagebus._io.publish.routes import AnyBroker
 from messagebus.stats import Status
@@ -721,6 +722,28 @@ def test_a_log_filter_that_raises_keeps_no_client_from_dialling_again(
         bus.start_brokers()
         assert publisher.send_safe("orders", b"y").broker
         assert consumer.receive(WITHIN_S * FACTOR) is not None
+
+
+@pytest.mark.parametrize("answer", ["retry", "park"])
+async def test_a_stop_ends_the_wait_for_a_copy_that_no_broker_stores(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    monkeypatch.setattr(driver_module, "FINISH_TIMEOUT_S", 0.05)
+    async with bus.async_publisher() as publisher:
+        await publisher.send_safe("orders", b"x")
+    consumer = bus.async_consumer("orders", subscription="a")
+    await consumer.start(require="one")
+    delivery = await consumer.receive(WITHIN_S * FACTOR)
+    assert delivery is not None
+    bus.freeze()
+    answers = {
+        "retry": lambda: consumer.retry(delivery, after_s=1),
+        "park": lambda: consumer.park(delivery, reason="no such order"),
+    }
+    answering = asyncio.create_task(answers[answer]())
+    await asyncio.sleep(0)
+    assert await consumer.stop(0) == 1
+    assert await asyncio.wait_for(answering, WITHIN_S * FACTOR) is False, "it comes again"
 
 
 NO_SECONDS: list[Any] = [float("nan"), "5"]

@@ -19,7 +19,7 @@ import enum
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from messagebus._io.amqp.copy_headers import PROPERTIES_BYTES_MAX, copied
 from messagebus._io.amqp.link import line_ms
@@ -51,6 +51,8 @@ RENEW_S = 5.0
 # never existed (the parking queue of an expiring subscription) will not.
 UNROUTABLE_MAX = 5
 STOP_TIMEOUT_S = 2.0
+
+T = TypeVar("T")
 
 
 class Stored(enum.Enum):
@@ -265,9 +267,9 @@ class CopiedAnswers:
         self.copies, self._on_turn = copies, on_turn
         self._tasks = Tasks()
 
-    def begin(self, answering: Coroutine[Any, Any, object]) -> None:
+    def begin(self, answering: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Have an answer given, whatever becomes of the caller."""
-        self._tasks.spawn(answering)
+        return self._tasks.spawn(answering)
 
     def begin_again(
         self,
@@ -376,7 +378,13 @@ class CopiedAnswers:
             elif not done.done():
                 done.set_result(answered)
 
-        self.begin(answer())
+        def given_up(_task: asyncio.Task[None]) -> None:
+            """End the wait for an answer that was cancelled, as a stop does when its time is over."""
+            copying.close()  # where it never began
+            if not done.done():
+                done.set_result(False)
+
+        self.begin(answer()).add_done_callback(given_up)
         return done
 
     async def finish(self, timeout_s: float) -> None:
