@@ -724,19 +724,23 @@ def test_a_log_filter_that_raises_keeps_no_client_from_dialling_again(
         assert consumer.receive(WITHIN_S * FACTOR) is not None
 
 
-@pytest.mark.parametrize("answer", ["retry", "park"])
-async def test_a_stop_ends_the_wait_for_a_copy_that_no_broker_stores(
+@pytest.mark.parametrize("answer", ["retry", "park", "ack_safe"])
+async def test_a_stop_ends_the_wait_for_what_no_broker_and_no_store_takes(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     monkeypatch.setattr(driver_module, "FINISH_TIMEOUT_S", 0.05)
     async with bus.async_publisher() as publisher:
         await publisher.send_safe("orders", b"x")
-    consumer = bus.async_consumer("orders", subscription="a")
+    dedup = "memory:" if answer == "ack_safe" else None
+    consumer = bus.async_consumer("orders", subscription="a", dedup=dedup)
     await consumer.start(require="one")
     delivery = await consumer.receive(WITHIN_S * FACTOR)
     assert delivery is not None
     bus.freeze()
+    if dedup:
+        bus.store.lose()
     answers = {
+        "ack_safe": lambda: consumer.ack_safe(delivery, 10 * WITHIN_S),
         "retry": lambda: consumer.retry(delivery, after_s=1),
         "park": lambda: consumer.park(delivery, reason="no such order"),
     }

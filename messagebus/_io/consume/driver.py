@@ -218,6 +218,7 @@ class ConsumeDriver:
             await links.stop()
         finally:
             links.cut()
+            self._changed.look()  # nothing that was waited for comes now
         await self.registering.leave()
         return left
 
@@ -285,8 +286,11 @@ class ConsumeDriver:
         if claimed is None:
             return True
         claimed.claims.talk()
-        done = await self.wait_until(lambda: not claimed.is_acking(delivery), timeout_s)
-        return done and delivery._ledger.is_live
+        ledger = delivery._ledger
+        done = await self.wait_until(
+            lambda: not claimed.is_acking(delivery) or not ledger.is_live, timeout_s
+        )
+        return done and ledger.is_live
 
     def never_answered(self, delivery: Delivery) -> None:
         """Take note of a delivery that was taken, whose link has ended, and that nobody will answer."""
