@@ -792,9 +792,12 @@ def settings_of(bus: BusConfig | None, config: C | None, kind: type[C]) -> tuple
 
     Raises ConfigError.
     """
-    if bus is not None:
-        return bus_of(bus), config or kind()
-    return bus_of(bus), config or kind.from_env(os.environ)
+    if config is None:
+        config = kind() if bus is not None else kind.from_env(os.environ)
+    elif not isinstance(config, kind):
+        told = f"config: a {kind.__name__} or None, not {type(config).__name__}"
+        raise ConfigError(told)
+    return bus_of(bus), config
 
 
 def bus_of(bus: BusConfig | None) -> BusConfig:

@@ -17,9 +17,11 @@ from messagebus import (
     BusConfig,
     ConfigError,
     Consumer,
+    ConsumerConfig,
     LinkLost,
     NameInvalid,
     Publisher,
+    PublisherConfig,
     Replay,
     declare,
 )
@@ -71,6 +73,20 @@ def test_what_is_no_bus_is_named_at_once_and_its_value_is_not_shown(
     with pytest.raises(ConfigError) as fault:
         use("amqp://guest:hidden@localhost:5672/")
     assert "hidden" not in str(fault.value)
+
+
+@pytest.mark.parametrize("bus", [BusConfig(), None])
+def test_the_settings_of_another_client_are_named_at_once(bus: BusConfig | None) -> None:
+    consuming: Any = ConsumerConfig()
+    publishing: Any = PublisherConfig()
+    with pytest.raises(ConfigError, match="config: a PublisherConfig or None, not ConsumerConfig"):
+        Publisher(bus, consuming)
+    with pytest.raises(ConfigError, match="config: a ConsumerConfig or None, not PublisherConfig"):
+        Consumer(bus, "orders", subscription="billing", config=publishing)
+    with pytest.raises(ConfigError, match="config: a ConsumerConfig or None, not dict"):
+        AsyncConsumer(bus, "orders", subscription="billing", config={})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="config: a PublisherConfig or None, not str"):
+        AsyncPublisher(bus, "")  # type: ignore[arg-type]
 
 
 async def test_a_call_that_waits_in_a_coroutine_is_named_once(
