@@ -345,8 +345,6 @@ class ConsumeDriver:
     # Time.
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
-        if not self.registering.is_complete:  # again, where the application has cancelled all tasks
-            self.registering.begin()
         self.links.tick()
         self.links.idle.tick(time.monotonic_ns())
         self.pipeline.tick()

@@ -69,8 +69,11 @@ class Registering:
 
     def begin(self) -> None:
         """Register at the start, and when a broker lacks the queue: one that expires may have done so."""
-        if self._running is None or self._running.done():
-            self._running = self._tasks.spawn(self._register())
+        if not self._tasks.is_over and (self._running is None or self._running.done()):
+            loop, pause_s = asyncio.get_running_loop(), REGISTER_RETRY_MS / 1000
+            self._running = self._tasks.spawn(
+                self._register(), cancelled=lambda: loop.call_later(pause_s, self.begin)
+            )
 
     async def _register(self) -> None:
         """Create the subscription on every broker; go on until it is complete."""
