@@ -16,6 +16,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+from consumer_lists import listfile
 from inventory.inventory import Inventory, Node
 from messagebus.broker import BrokerList
 from ops.cluster.agents import Agents
@@ -74,5 +75,5 @@ class View:
 
     @property
     def listed(self) -> BrokerList:
-        """The operators' copy of the consumer list."""
-        return BrokerList.parse(self.inventory.list_file.read_text())
+        """The operators' copy of the consumer list. Raises ListInvalid, OSError."""
+        return BrokerList.parse(listfile.read(self.inventory.list_file))

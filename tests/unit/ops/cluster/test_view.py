@@ -12,6 +12,7 @@ import pytest
 
 from lb.errors import BalancerUnreachable
 from lb.runtime import ServerState
+from messagebus.errors import ListInvalid
 from ops.cluster.management import Queue
 from ops.cluster.members import Absent
 from ops.cluster.view import View
@@ -47,6 +48,13 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr("ops.cluster.management.httpx.request", request)
     return known
+
+
+def test_a_list_that_is_no_text_is_refused_by_its_line(view: View) -> None:
+    view.inventory.list_file.parent.mkdir(exist_ok=True)
+    view.inventory.list_file.write_bytes(b"mb1:5672\nmb\xff:5672\n")
+    with pytest.raises(ListInvalid, match="line 2: not UTF-8"):
+        _ = view.listed
 
 
 def test_queues_of_one_connection_do_not_count(view: View, answers: dict[str, Any]) -> None:
