@@ -146,8 +146,12 @@ async def fulfilled(driver: ConsumeDriver, require: str | None, timeout_s: float
 
 def not_ready(driver: ConsumeDriver, require: str, timeout_s: float) -> NotReady:
     missing = driver.registering.registration.missing if driver.registering.registration else {}
-    states = {broker: each.state for broker, each in driver.stats().brokers.items()}
-    why = f"brokers {states or 'unknown: no list'}"
+    faults = driver.links.outage.last_faults
+    states = [
+        f"{broker} {each.state}" + (f" ({faults[broker]})" if broker in faults else "")
+        for broker, each in driver.stats().brokers.items()
+    ]
+    why = f"brokers {', '.join(states) or 'unknown: no list'}"
     if missing:
         why += f"; {RegistrationIncomplete('registration', missing)}"
     return NotReady(f"require={require!r} not fulfilled within {timeout_s:g} s: {why}")

@@ -622,8 +622,9 @@ class _Intake:
         if self._take_back(waiting):
             self._check_running()
             thread.try_call_soon(self._take_inbox)  # there may be room for the next call
-            fault = drivers.own.door.fault
-            raise no_room(len(waiting.submitted.body), timeout_ms, fault)
+            size, is_plain = len(waiting.submitted.body), not waiting.submitted.target.redundancy
+            full = drivers.full_limit(size, is_plain=is_plain)
+            raise no_room(size, timeout_ms, full, drivers.own.door.fault)
 
     def _take_back(self, waiting: _Waiting) -> bool:
         """Have a call wait no more. False: it is accepted.

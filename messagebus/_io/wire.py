@@ -117,6 +117,8 @@ class Outage:
         self.since_ms = 0
         """Time of the first failed dial, by the monotonic clock; 0 while there is no outage."""
         self._logged_ms = self._dials = 0
+        self.last_faults: dict[str, str] = {}
+        """Broker -> why its last dial failed, until one succeeds, where the client notes it."""
 
     def dial_failed(self, broker: str, fault: Exception) -> None:
         """Note a dial that failed while the client has no link.
@@ -143,6 +145,7 @@ class Outage:
             for_s = (monotonic_ms() - self.since_ms) // 1_000
             self._log.warning("reconnected broker=%s after_s=%d", broker, for_s)
         self.since_ms = self._logged_ms = self._dials = 0
+        self.last_faults.pop(broker, None)
 
 
 @dataclass(frozen=True, slots=True)

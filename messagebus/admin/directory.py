@@ -116,7 +116,7 @@ def count_subscriptions(bus: BusConfig | None) -> SubscriptionCounts:
 
     Raises ConfigError without list addresses, ListError without a list, LoginRefused.
     """
-    bus = _with_agents(bus)
+    bus = with_agents(bus)
     return run_blocking(subscriptions.count(bus, brokers(bus)))
 
 
@@ -148,7 +148,7 @@ def delete_subscriptions(
     LoginRefused, ListError without a list, and TopologyError if one of them never existed or no majority of
     agents answers.
     """
-    bus = _with_agents(bus)
+    bus = with_agents(bus)
     return run_blocking(
         subscriptions.delete(bus, brokers(bus), _source_names(names, Stream), token=token)
     )
@@ -166,7 +166,7 @@ def delete_topics(
     wanted = [parse_wanted(each) if isinstance(each, str) else each for each in as_list(names)]
     if others := [str(each) for each in wanted if not isinstance(each, Topic)]:
         raise NameInvalid(f"{others[0]}: not a topic")
-    bus = _with_agents(bus)
+    bus = with_agents(bus)
     return run_blocking(
         subscriptions.delete(bus, brokers(bus), [str(each) for each in wanted], token=token)
     )
@@ -180,7 +180,7 @@ def purge_subscriptions(
     Messages that are delivered and not yet answered stay. token: that of operators. Raises the errors of
     `count_subscriptions`, and NameInvalid.
     """
-    bus = _with_agents(bus)
+    bus = with_agents(bus)
     return run_blocking(subscriptions.purge(bus, brokers(bus), _source_names(names), token=token))
 
 
@@ -191,15 +191,15 @@ def drain_broker(bus: BusConfig | None, name: str, *, draining: bool, token: Sec
     that of operators. Raises NotFound for a broker that is not on the list, LinkLost if its agent does not
     do it, LoginRefused, ListError without a list, ConfigError.
     """
-    bus = _with_agents(bus)
+    bus = with_agents(bus)
     listed = next((each for each in brokers(bus) if each.broker.name == name), None)
     if listed is None:
         raise NotFound(f"{name}: not in the consumer list")
     run_blocking(subscriptions.set_draining(bus, listed, draining=draining, token=token))
 
 
-def _with_agents(bus: BusConfig | None) -> BusConfig:
-    """Return the settings. Raises ConfigError without list addresses."""
+def with_agents(bus: BusConfig | None) -> BusConfig:
+    """Return the settings of a bus that has agents. Raises ConfigError without list addresses."""
     bus = bus_of(bus)
     if not bus.list_urls:
         raise ConfigError(

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -204,8 +203,7 @@ async def _relay(
     server = None if metrics is None else _serve(metrics, names, relay)
     try:
         await relay.start(require="one")
-        if sys.stderr.isatty():
-            say(f"messagebus: relaying {shown}; Ctrl-C ends it", err=True)
+        say(f"messagebus: relaying {shown}; Ctrl-C ends it", err=True)
         waiting = [asyncio.create_task(stopped.wait()), asyncio.create_task(relay.ended())]
         if once:
             waiting.append(asyncio.create_task(_until_drained(relay)))

@@ -167,7 +167,7 @@ def open_store(url: str | Secret) -> Store:
         kind = getattr(import_module(f"messagebus.stores.{module}"), name)
     except ModuleNotFoundError as fault:
         raise ConfigError(
-            f"{_shown(text)}: package {fault.name} is not installed:"
+            f"{scheme}: package {fault.name} is not installed:"
             f" pip install 'messagebus-rabbitmq[{module}]'"
         ) from fault
     store: Store = kind.from_url(text)

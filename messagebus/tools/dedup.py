@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 VARIABLE = "MESSAGEBUS_CONSUMER_DEDUP"
 DIALECTS = ("sqlite", "postgresql", "mysql")
+# Redrives of one message whose records `show` looks for: each has a record of its own.
+REDRIVES_MAX = 20
 
 
 @click.group("dedup", short_help="Show or delete records of deduplication.")
@@ -94,35 +96,47 @@ def stats(url: str | None, timeout_s: float, as_json: bool) -> int:
 @_ids
 @_store_option
 @_subscription_option
-@_redriven_option
+@click.option(
+    "--redriven",
+    type=click.IntRange(min=0),
+    help="The record of the attempt after this many redrives from the parking queue, alone.",
+)
 @_timeout_option
 @_as_json_option
 def show(
     ids: tuple[str, ...],
     url: str | None,
     subscription: str,
-    redriven: int,
+    redriven: int | None,
     timeout_s: float,
     as_json: bool,
 ) -> int:
-    """Show what is known of the messages ID of a subscription: a line for each.
+    """Show what is known of the messages ID of a subscription: a line for each record.
 
-    Exit code 4: nothing is known of any of them.
+    A message that was redriven from the parking queue has a record for each redrive, of which the first 20
+    are looked for. Exit code 4: nothing is known of any of them.
 
     \b
     Example:
       messagebus dedup show 5e0c31b8 --subscription orders/billing --json
     """
-    keys = _keys(subscription, ids, redriven)
-    found = _ask(url, timeout_s, lambda store: store.show(keys))
+    redrives = range(REDRIVES_MAX + 1) if redriven is None else [redriven]
+    asked = [(name, count) for name in ids for count in redrives]
+    keys = _keys(subscription, asked)
+    records = _ask(url, timeout_s, lambda store: store.show(keys))
+    found = [(*each, record) for each, record in zip(asked, records, strict=True) if record]
+    known = {name for name, _count, _record in found}
     if as_json:
-        rows = [_row(name, record) for name, record in zip(ids, found, strict=True)]
+        rows = [_row(*each) for each in found]
+        rows += [{"id": name, "state": None} for name in ids if name not in known]
         click.echo(json.dumps({"records": rows}, indent=2))
     else:
         width = max(map(len, map(printable, ids)))
-        for name, record in zip(ids, found, strict=True):
-            say(f"{printable(name):<{width}}  {_described(record)}")
-    return Exit.DONE if any(found) else Exit.ABSENT
+        for name in ids:
+            own = [_described(*each) for each in found if each[0] == name]
+            for text in own or ["nothing is known"]:
+                say(f"{printable(name):<{width}}  {text}")
+    return Exit.DONE if found else Exit.ABSENT
 
 
 @group.command("forget", short_help="Delete records of messages, so that their copies run again.")
@@ -143,7 +157,7 @@ def forget(
     Example:
       messagebus dedup forget 5e0c31b8 --store redis://cache --subscription orders/billing
     """
-    keys = _keys(subscription, ids, redriven)
+    keys = _keys(subscription, [(name, redriven) for name in ids])
     count = _ask(url, timeout_s, lambda store: store.forget(keys))
     say(f"forgot {count} of {plural(len(set(ids)), 'message')}")
     return Exit.DONE if count else Exit.ABSENT
@@ -167,9 +181,10 @@ def ddl(database: str) -> int:
     return Exit.DONE
 
 
-def _keys(subscription: str, ids: Sequence[str], redriven: int) -> list[bytes]:
+def _keys(subscription: str, asked: Sequence[tuple[str, int]]) -> list[bytes]:
+    """Return the keys of messages, each an id with the number of its redrives."""
     found = parse_wanted(subscription) if "/" in subscription else as_source(subscription, "")
-    return [key_of(str(found), dedup_id(each, redriven)) for each in ids]
+    return [key_of(str(found), dedup_id(*each)) for each in asked]
 
 
 def _ask(url: str | None, timeout_s: float, ask: Callable[[Store], Awaitable[T]]) -> T:
@@ -202,10 +217,9 @@ def _ask(url: str | None, timeout_s: float, ask: Callable[[Store], Awaitable[T]]
     sys.exit(Exit.SILENT)
 
 
-def _described(record: Record | None) -> str:
-    if record is None:
-        return "nothing is known"
-    told = [STATE_NAMES[record.state], f"remembered until {_second(record.expires_ms)}"]
+def _described(_name: str, redriven: int, record: Record) -> str:
+    again = f"after redrive {redriven}: " if redriven else ""
+    told = [again + STATE_NAMES[record.state], f"remembered until {_second(record.expires_ms)}"]
     if record.lease_ms:
         told.append(f"claimed until {_second(record.lease_ms)}")
     if record.unended:
@@ -213,11 +227,10 @@ def _described(record: Record | None) -> str:
     return ", ".join(told)
 
 
-def _row(name: str, record: Record | None) -> dict[str, Any]:
-    if record is None:
-        return {"id": name, "state": None}
+def _row(name: str, redriven: int, record: Record) -> dict[str, Any]:
     return {
         "id": name,
+        "redriven": redriven,
         "state": STATE_NAMES[record.state],
         "unended": record.unended,
         "lease": _second(record.lease_ms) if record.lease_ms else None,

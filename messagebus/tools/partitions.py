@@ -22,7 +22,7 @@ from messagebus.destination import Topic
 from messagebus.errors import LinkLost, NotFound, TopologyError
 from messagebus.secret import Secret
 from messagebus.terminal import plural, say
-from messagebus.tools.subscriptions import token_of, token_option
+from messagebus.tools.subscriptions import as_operator, token_option
 from messagebus.tools.top import table
 
 LOOK_S = 0.2
@@ -223,7 +223,7 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 @_within_option
 @token_option
 def move_partitions(
-    topic: str, numbers: tuple[int, ...], to: str, within_s: float, token_file: Path
+    topic: str, numbers: tuple[int, ...], to: str, within_s: float, token_file: Path | None
 ) -> int:
     """Move partitions of TOPIC to another broker, while everything runs; each key keeps its order.
 
@@ -236,7 +236,8 @@ def move_partitions(
       messagebus partitions move orders 7 8 --to mb2:5672 --token-file /etc/messagebus/token
     """
     wanted = dict.fromkeys(numbers, to)
-    return asyncio.run(_moved(topic, wanted, within_s, token_of(token_file)))
+    settings, token = as_operator(token_file)
+    return asyncio.run(_moved(settings, topic, wanted, within_s, token))
 
 
 @partitions.command("spread", short_help="Spread the partitions of TOPIC evenly over the brokers.")
@@ -244,14 +245,14 @@ def move_partitions(
 @_within_option
 @token_option
 @_yes_option
-def spread_partitions(topic: str, within_s: float, token_file: Path, yes: bool) -> int:
+def spread_partitions(topic: str, within_s: float, token_file: Path | None, yes: bool) -> int:
     """Move partitions of TOPIC so that all brokers that do not drain have as many, as `move` does.
 
     \b
     Example:
       messagebus partitions spread orders --token-file /etc/messagebus/token --yes
     """
-    token, settings = token_of(token_file), bus_settings()
+    settings, token = as_operator(token_file)
     staying = [each.broker.name for each in listed_brokers(settings).listed if not each.draining]
     _topic, chains = asyncio.run(topic_of(settings, topic))
     wanted = spread([chain.homes[-1].broker for chain in chains], staying)
@@ -259,7 +260,7 @@ def spread_partitions(topic: str, within_s: float, token_file: Path, yes: bool) 
         say(f"the partitions of {topic} are spread evenly")
         return Exit.DONE
     confirm(f"Move {plural(len(wanted), 'partition')} of {topic}?", yes)
-    return asyncio.run(_moved(topic, wanted, within_s, token))
+    return asyncio.run(_moved(settings, topic, wanted, within_s, token))
 
 
 @partitions.command("abandon", short_help="Abandon a home of TOPIC whose disk is lost.")
@@ -268,7 +269,9 @@ def spread_partitions(topic: str, within_s: float, token_file: Path, yes: bool) 
 @_within_option
 @token_option
 @_yes_option
-def abandon_partitions(topic: str, home: str, within_s: float, token_file: Path, yes: bool) -> int:
+def abandon_partitions(
+    topic: str, home: str, within_s: float, token_file: Path | None, yes: bool
+) -> int:
     """Give up what is in the partitions of TOPIC at a home whose disk is lost; they go on at other brokers.
 
     Messages not consumed there are lost for all ordered subscriptions, also when the disk is found again:
@@ -284,7 +287,7 @@ def abandon_partitions(topic: str, home: str, within_s: float, token_file: Path,
         home = Broker.parse(home).name
     except ValueError as fault:
         raise click.BadParameter(str(fault), param_hint="--home") from fault
-    token, settings = token_of(token_file), bus_settings()
+    settings, token = as_operator(token_file)
     brokers = listed_brokers(settings)
     _topic, chains = asyncio.run(topic_of(settings, topic))
     if brokers.find(home):
@@ -331,8 +334,9 @@ async def _abandoned(
         await asyncio.sleep(LOOK_S)
 
 
-async def _moved(topic: str, wanted: Mapping[int, str], within_s: float, token: Secret) -> int:
-    settings = bus_settings()
+async def _moved(
+    settings: BusConfig, topic: str, wanted: Mapping[int, str], within_s: float, token: Secret
+) -> int:
     brokers = await asyncio.to_thread(listed_brokers, settings)
     refused = await begun(settings, brokers, topic, wanted, token=token)
     for partition, why in sorted(refused.items()):

@@ -40,7 +40,6 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 token_option = click.option(
     "--token-file",
     envvar=TOKEN_SETTING,
-    required=True,
     type=click.Path(path_type=Path, dir_okay=False),
     help=f"File with the operators' token; {TOKEN_SETTING}.",
 )
@@ -101,7 +100,9 @@ def _ages(settings: BusConfig) -> Mapping[tuple[str, str], str]:
 @token_option
 @yes_option
 @as_json_option
-def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
+def delete_subscriptions(
+    names: tuple[str, ...], token_file: Path | None, yes: bool, as_json: bool
+) -> int:
     """Delete NAMES (TOPIC/SUBSCRIPTION or queue:NAME) on all brokers, with their messages.
 
     A broker that is down deletes them when it is back, before it takes publishes; it is named, and the
@@ -111,9 +112,9 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
     Example:
       messagebus subscriptions delete orders/billing --token-file /etc/messagebus/token --yes
     """
-    token = token_of(token_file)
+    settings, token = as_operator(token_file)
     confirm(f"Delete {', '.join(names)} on all brokers, with all that waits in them?", yes)
-    done = directory.delete_subscriptions(bus_settings(), names, token=token)
+    done = directory.delete_subscriptions(settings, names, token=token)
     return tell_deleted(names, done, as_json)
 
 
@@ -134,7 +135,9 @@ def tell_deleted(names: Sequence[str], done: Registration, as_json: bool) -> int
 @token_option
 @yes_option
 @as_json_option
-def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
+def purge_subscriptions(
+    names: tuple[str, ...], token_file: Path | None, yes: bool, as_json: bool
+) -> int:
     """Drop the waiting messages of NAMES, on all brokers; those delivered and not answered stay.
 
     A broker that does not answer is named, keeps its messages, and the exit code is 3.
@@ -143,9 +146,9 @@ def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_
     Example:
       messagebus subscriptions purge orders/billing queue:jobs --token-file /etc/messagebus/token --yes
     """
-    token = token_of(token_file)
+    settings, token = as_operator(token_file)
     confirm(f"Drop all messages that wait in {', '.join(names)} on all brokers?", yes)
-    done = directory.purge_subscriptions(bus_settings(), names, token=token)
+    done = directory.purge_subscriptions(settings, names, token=token)
     if as_json:
         told = {"dropped": {b: dict(each) for b, each in done.dropped.items()}}
         click.echo(json.dumps({**told, "unanswered": dict(done.unanswered)}, indent=2))
@@ -162,7 +165,18 @@ def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_
     return code
 
 
-def token_of(path: Path) -> Secret:
+def as_operator(token_file: Path | None) -> tuple[BusConfig, Secret]:
+    """Return the settings of a bus with agents, and the operators' token.
+
+    Raises ConfigError without agents, which have the token, and UsageError.
+    """
+    settings = directory.with_agents(bus_settings())
+    if token_file is None:
+        raise click.UsageError(f"Missing option '--token-file' ({TOKEN_SETTING}).")
+    return settings, _token_of(token_file)
+
+
+def _token_of(path: Path) -> Secret:
     """Read the operators' token. Raises UsageError."""
     try:
         text = path.read_text().strip()

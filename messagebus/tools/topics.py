@@ -20,9 +20,9 @@ from messagebus.observing.totals import total, uncounted
 from messagebus.terminal import say
 from messagebus.tools.subscriptions import (
     as_json_option,
+    as_operator,
     names_argument,
     tell_deleted,
-    token_of,
     token_option,
     yes_option,
 )
@@ -94,7 +94,7 @@ def list_topics(as_json: bool) -> int:
 @token_option
 @yes_option
 @as_json_option
-def delete_topics(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
+def delete_topics(names: tuple[str, ...], token_file: Path | None, yes: bool, as_json: bool) -> int:
     """Delete the topics NAMES on all brokers. One with a subscription or a stream is refused.
 
     Brokers that are down are treated as by `messagebus subscriptions delete`. Whoever declares a topic again
@@ -104,9 +104,9 @@ def delete_topics(names: tuple[str, ...], token_file: Path, yes: bool, as_json: 
     Example:
       messagebus topics delete orders --token-file /etc/messagebus/token
     """
-    token = token_of(token_file)
+    settings, token = as_operator(token_file)
     confirm(f"Delete {', '.join(names)} on all brokers?", yes)
-    done = directory.delete_topics(bus_settings(), names, token=token)
+    done = directory.delete_topics(settings, names, token=token)
     return tell_deleted(names, done, as_json)
 
 

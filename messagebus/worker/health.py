@@ -4,7 +4,7 @@
 |---|---|---|
 | /ready | attached to brokers, not stopping, no store of deduplication awaited for 30 s | else |
 | /live | the loop turns, or the application is still imported | it has not turned for LIVE_S |
-| /metrics | Prometheus text, where prometheus-client is installed | (404 without it) |
+| /metrics | Prometheus text | 404 without prometheus-client: which extra to install |
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,11 @@ from messagebus.http.probes import TEXT, Answer, Ask
 from messagebus.worker.pulse import LIVE_S, Look, Pulse
 
 JSON = "application/json"
+NO_METRICS = Answer(
+    404,
+    TEXT,
+    b"prometheus_client is not installed: pip install 'messagebus-rabbitmq[prometheus]'\n",
+)
 
 
 def answer_of(pulse: Pulse, metrics: Metrics | None = None) -> Ask:
@@ -60,6 +66,8 @@ def respond(path: str, look: Look, stuck: str | None) -> Answer:
             return _as_json(200 if ready else 503, {**look, "ready": ready})
         case "/live":
             return _as_json(200 if stuck is None else 503, {"live": stuck is None, "why": stuck})
+        case "/metrics" if find_spec("prometheus_client") is None:
+            return NO_METRICS
         case _:
             return Answer(404, TEXT, b"/ready, /live, /metrics\n")
 

@@ -148,8 +148,6 @@ async def _work(
     watchdog.start()
     for name, handler in app.handlers.items():
         log.info("handling subscription=%s handler=%s", name, handler)
-        if sys.stderr.isatty():  # a person at a terminal wants to see that something runs
-            say(f"handling {name} with {handler}")
     code = EXIT_UNFINISHED
     try:
         left = await app.run(grace_s=grace_s)

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from messagebus.core.route import backoff_ms
-from messagebus.http.probes import TEXT, Answer, Ask
-from messagebus.worker.health import respond, scraped
+from messagebus.http.probes import Answer, Ask
+from messagebus.worker.health import NO_METRICS, respond, scraped
 from messagebus.worker.process import LEAVE_AFTER_S, STOP
 from messagebus.worker.pulse import LIVE_S, Look
 
@@ -210,7 +210,7 @@ def together(looks: dict[str, Look], stopping: bool) -> Look:
 
 def _metrics(ports: Mapping[str, int | None]) -> Answer:
     if find_spec("prometheus_client") is None:
-        return Answer(404, TEXT, b"prometheus-client is not installed\n")
+        return NO_METRICS
     return Answer(200, *scraped(ports))
 
 

@@ -12,13 +12,15 @@ import pytest
 from messagebus import (
     AlreadySettled,
     AsyncConsumer,
+    BusConfig,
     ConfigError,
     Consumer,
     NameInvalid,
+    NotReady,
     Stopped,
     Subscription,
 )
-from tests.contract.conftest import Bus, Client
+from tests.contract.conftest import NOWHERE, Bus, Client
 from tests.support.eventually import eventually_async
 
 WITHIN_S = 60
@@ -389,6 +391,14 @@ async def test_a_wish_that_is_unknown_is_told(bus: Bus) -> None:
     consumer = await bus.consumer(start=False)
     with pytest.raises(ValueError, match="require"):
         await consumer.call("start", require="some")
+
+
+async def test_a_start_that_reaches_no_broker_says_why() -> None:
+    told = rf"brokers {NOWHERE} \w+ \(.*Connection refused\)"
+    with pytest.raises(NotReady, match=told):
+        await AsyncConsumer(BusConfig(broker=NOWHERE), "queue:jobs").start(
+            require="one", timeout_s=0.3
+        )
 
 
 async def test_receive_many_returns_what_is_there_in_order_and_no_more_than_asked(bus: Bus) -> None:

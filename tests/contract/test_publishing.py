@@ -15,10 +15,12 @@ from messagebus import (
     AsyncPublisher,
     BacklogFull,
     Batching,
+    BusConfig,
     Durability,
     Message,
     MessageInvalid,
     NameInvalid,
+    NotReady,
     Outcome,
     Published,
     Publisher,
@@ -35,7 +37,7 @@ from messagebus._io.amqp.packed import packed
 from messagebus._io.publish.admission import Lane
 from messagebus.core.ends import FULL_TOO_LONG
 from messagebus.testing import MemoryBus
-from tests.contract.conftest import Bus, Client, end_of, receive_and_ack
+from tests.contract.conftest import NOWHERE, Bus, Client, end_of, receive_and_ack
 from tests.support.eventually import FACTOR, eventually_async
 
 WITHIN_S = 60
@@ -240,12 +242,20 @@ async def test_what_slips_through_and_cannot_be_encoded_harms_no_other_publish(b
         bodies |= {delivery.body for delivery in await receive_and_ack(consumer, 1)}
 
 
+async def test_a_start_that_reaches_no_broker_says_why() -> None:
+    publisher = AsyncPublisher(BusConfig(broker=NOWHERE))
+    told = rf"no link to {NOWHERE} within 0.3 s; last fault: {NOWHERE}: .*Connection refused"
+    with pytest.raises(NotReady, match=told):
+        await publisher.start(require="one", timeout_s=0.3)
+
+
 async def test_a_full_backlog_says_so_within_its_time(bus: Bus) -> None:
     publisher = await bus.deaf_publisher(backlog_messages_max=5, window=1)
     for _ in range(5):
         await publisher.call("submit", bus.topic, b"x")
     begin = time.monotonic()
-    with pytest.raises(BacklogFull):
+    told = "no room for 1 bytes within 500 ms: the limit is backlog_messages_max=5"
+    with pytest.raises(BacklogFull, match=told):
         await publisher.call("submit", bus.topic, b"x", timeout_s=0.5)
     assert 0.4 < time.monotonic() - begin < 3
 
@@ -256,7 +266,7 @@ async def test_a_full_backlog_tells_the_ends_of_those_that_it_took(bus: Bus) -> 
     for _ in range(3):
         await publisher.call("submit", bus.topic, bytes(200), timeout_s=60)
     payloads = [Message(body=bytes(n), message_id=f"m{n}") for n in (1, 2, 900)]
-    with pytest.raises(BacklogFull) as full:
+    with pytest.raises(BacklogFull, match="the limit is backlog_bytes_max=1000") as full:
         await publisher.call("send_many", bus.topic, payloads, timeout_s=0.5)
     told = {end.message_id: end.outcome for end in full.value.ends}
     assert [*told] == ["m1", "m2"]

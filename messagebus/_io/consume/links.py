@@ -288,6 +288,8 @@ class ConsumerLinks:
             share = random.Random(id(fault)).random()
             self.members.lost(broker, monotonic_ms(), share, refused=refused, absent=absent)
         log.debug("dial failed broker=%s reason=%r", broker, str(fault) or TOO_LATE)
+        told = fault.reason if isinstance(fault, LinkError) else str(fault)
+        self.outage.last_faults[broker] = told or TOO_LATE
         if isinstance(fault, LoginRefused):
             self._registering.login_refused(fault)
         elif not self.is_attached_to_one():

@@ -259,7 +259,9 @@ class Admission:
         try:
             return await lane.wait(size, timeout_ms, count)
         except TimeoutError:
-            raise no_room(size, timeout_ms, self._door.fault) from None
+            drivers, is_plain = self.running(), lane is self._plain
+            full = drivers.full_limit(size, count, is_plain=is_plain)
+            raise no_room(size, timeout_ms, full, self._door.fault) from None
 
     def packing_of(self, target: Target) -> Packing | None:
         """Return the bounds of what enters together, as `Door.packing_of`."""

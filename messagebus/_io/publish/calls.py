@@ -49,9 +49,12 @@ def whole_timeout_ms(timeout_s: float) -> int:
     return int(min(timeout_s, WAIT_S_MAX) * 1000)
 
 
-def no_room(size: int, timeout_ms: int, fault: str) -> BacklogFull:
-    """Return the error of a publish that found no room. fault: why the spool took nothing either, or ""."""
-    told = f"no room for {size} bytes within {timeout_ms} ms"
+def no_room(size: int, timeout_ms: int, full: str, fault: str) -> BacklogFull:
+    """Return the error of a publish that found no room.
+
+    full: the limit that was hit. fault: why the spool took nothing either, or "".
+    """
+    told = f"no room for {size} bytes within {timeout_ms} ms: the limit is {full}"
     return SpoolFull(f"{told}; the spool takes nothing: {fault}") if fault else BacklogFull(told)
 
 

@@ -121,6 +121,15 @@ class Drivers:
             second is None or second.pending.backlog.has_room(size, count)
         )
 
+    def full_limit(self, size: int, count: int = 1, *, is_plain: bool) -> str:
+        """Return the limit that leaves no room for messages of this size in bytes. Any thread may ask."""
+        backlog = self.own.pending.backlog
+        most, bytes_max = backlog.messages_max, backlog.bytes_max
+        waiting, waiting_bytes = (backlog.messages, backlog.bytes) if is_plain else self.waiting
+        if waiting + count <= most and waiting_bytes + size > bytes_max:
+            return f"backlog_bytes_max={bytes_max}"
+        return f"backlog_messages_max={most}"
+
     @property
     def waiting(self) -> tuple[int, int]:
         """Messages that wait in the fullest backlog of those, and bytes. Any thread may ask."""
@@ -143,7 +152,7 @@ class Drivers:
             async with asyncio.timeout(timeout_s):
                 await dialer.connected.wait()
         except TimeoutError:
-            told = f"no link to {self._bus.broker} within {timeout_s:g} s"
+            told = f"no link to {self._bus.broker} within {timeout_s:g} s{dialer.last_fault}"
             raise dialer.fatal or NotReady(told) from None
         if dialer.fatal is not None:
             raise dialer.fatal

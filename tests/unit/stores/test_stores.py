@@ -90,6 +90,18 @@ def test_a_wrong_url_is_one_line_without_a_password(url: str) -> None:
         assert "hidden" not in str(fault.value)
 
 
+@pytest.mark.parametrize("url", ["redis:hidden", "redis://:hidden@h", "redis+sentinel://:hidden@h"])
+def test_a_package_that_is_missing_is_named_with_what_to_install(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "messagebus.stores.redis", raising=False)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ConfigError) as fault:
+        Dedup(url)
+    told = "redis is not installed: pip install 'messagebus-rabbitmq[redis]'"
+    assert str(fault.value) == f"store redis: package {told}"
+
+
 def test_the_path_of_a_file_may_hold_what_parts_a_login_from_a_host() -> None:
     assert repr(open_store("sqlite:////a@b/c.db")).startswith("SqliteStore('/a@b/c.db'")
 

@@ -265,6 +265,32 @@ def test_a_token_that_is_none_is_one_line(text: str | bytes | None, tmp_path: Pa
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "subscriptions list",
+        "subscriptions delete orders/billing --yes",
+        "subscriptions purge orders/billing --yes",
+        "topics delete orders --yes",
+        "partitions move orders 1 --to mb2:5672",
+        "partitions spread orders --yes",
+    ],
+)
+def test_a_command_of_agents_says_so_where_there_are_none_before_it_asks_for_a_token(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = {"MESSAGEBUS_BROKER": "lb:5672"}
+    done = CliRunner().invoke(cli, words.split(), env=alone)
+    assert (done.exit_code, done.stderr.count("\n")) == (Exit.USAGE, 1)
+    assert "a single RabbitMQ has none" in done.stderr
+
+
+def test_with_agents_a_token_is_required() -> None:
+    done = run("subscriptions", "purge", "a/b", "--yes")
+    assert done.exit_code == Exit.USAGE
+    assert "Missing option '--token-file' (MESSAGEBUS_TOKEN_FILE)" in done.stderr
+
+
 # Parked.
 PARKED = ParkedCounts(
     (

@@ -247,12 +247,22 @@ def test_records_are_counted_by_state(url: str) -> None:
 
 def test_what_is_known_of_messages_is_shown(url: str) -> None:
     done = command("show", "a", "b", "c", "--store", url, "--subscription", NAME)
-    a, b, c = done.output.splitlines()
+    a, again, b, c = done.output.splitlines()
     assert a.startswith("a  done, remembered until 2")
+    assert again.startswith("a  after redrive 1: done, remembered until 2")
     assert b.startswith("b  running")
     assert b.endswith("1 run without an end")
     assert (c, done.return_value) == ("c  nothing is known", 0)
     assert command("show", "c", "--store", url, "--subscription", NAME).return_value == 4
+    only = command("show", "a", "--redriven", "1", "--store", url, "--subscription", NAME)
+    assert only.output.splitlines() == [again]
+    told = command("show", "a", "c", "--store", url, "--subscription", NAME, "--json")
+    rows = json.loads(told.output)["records"]
+    assert [(each["id"], each.get("redriven"), each["state"]) for each in rows] == [
+        ("a", 0, "done"),
+        ("a", 1, "done"),
+        ("c", None, None),
+    ]
 
 
 def test_what_is_forgotten_is_known_no_more(url: str) -> None:

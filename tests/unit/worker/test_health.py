@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 import traceback
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import pytest
 import messagebus
 from messagebus import App, AppStats, BrokerStats, ConsumerStats, PublisherStats, Status
 from messagebus.worker import pulse as pulse_module
+from messagebus.worker import supervisor
 from messagebus.worker.health import answer_of
 from messagebus.worker.pulse import LIVE_S, STUCK_S, Pulse, Watchdog, look, of_application
 
@@ -59,6 +61,16 @@ def test_metrics_are_what_is_told() -> None:
     ask = answer_of(Pulse(ZeroClock()), lambda: ("text/plain", b"x 1\n"))
     assert ask("/metrics") == (200, "text/plain", b"x 1\n")
     assert answer_of(Pulse(ZeroClock()))("/metrics").code == 404
+
+
+def test_without_prometheus_client_metrics_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    told = answer_of(Pulse(ZeroClock()))("/metrics")
+    assert told.code == 404
+    assert b"pip install 'messagebus-rabbitmq[prometheus]'" in told.body
+    assert supervisor._metrics({"worker 1": None}) == told
 
 
 def test_other_paths_are_told_what_there_is() -> None:

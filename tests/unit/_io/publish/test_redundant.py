@@ -186,7 +186,7 @@ async def test_copies_that_wait_for_a_second_broker_stop_no_plain_publish(
     async with memory.async_publisher(config) as publisher:
         stop_all_but(memory, ONE)
         waiting = [await publisher.submit("orders", b"x") for _ in range(5)]
-        with pytest.raises(BacklogFull):
+        with pytest.raises(BacklogFull, match="the limit is backlog_"):
             await publisher.submit("orders", b"x", timeout_s=0.1)
         one_more = asyncio.create_task(publisher.submit("orders", b"late"))
         await asyncio.sleep(0)
