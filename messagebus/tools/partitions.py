@@ -13,6 +13,7 @@ import click
 
 from messagebus._io.agents.subscriptions import abandon, count, move, topology
 from messagebus.admin.directory import brokers as listed_brokers
+from messagebus.admin.directory import with_agents
 from messagebus.broker import Broker, BrokerList
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import NumberRange, bus_settings, confirm
@@ -188,7 +189,7 @@ def show(name: str, as_json: bool) -> int:
     Example:
       messagebus partitions show orders/billing
     """
-    settings = bus_settings()
+    settings = with_agents(bus_settings())
     rows = asyncio.run(rows_of(settings, listed_brokers(settings), name))
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], indent=2))

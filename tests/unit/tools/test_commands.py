@@ -272,6 +272,7 @@ def test_a_token_that_is_none_is_one_line(text: str | bytes | None, tmp_path: Pa
         "subscriptions delete orders/billing --yes",
         "subscriptions purge orders/billing --yes",
         "topics delete orders --yes",
+        "partitions show orders",
         "partitions move orders 1 --to mb2:5672",
         "partitions spread orders --yes",
     ],
