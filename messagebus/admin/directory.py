@@ -159,9 +159,9 @@ def delete_topics(
 ) -> Registration:
     """Delete topics that have no subscription and no stream, so no messages either, on all brokers.
 
-    A publish to a deleted topic ends unroutable, as one to a topic without subscriptions. Whoever declares
-    the topic again makes it anew. Result and errors are those of `delete_subscriptions`; TopologyError
-    also names the subscriptions and the stream that must be deleted first.
+    Whoever declares a deleted topic makes it anew, as a publisher does with its next message, which ends
+    unroutable. Result and errors are those of `delete_subscriptions`; TopologyError also names the
+    subscriptions and the stream that must be deleted first.
     """
     wanted = [parse_wanted(each) if isinstance(each, str) else each for each in as_list(names)]
     if others := [str(each) for each in wanted if not isinstance(each, Topic)]:

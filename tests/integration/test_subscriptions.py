@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from messagebus import (
     NameInvalid,
     Publisher,
     Secret,
+    Topic,
     Unroutable,
     declare,
 )
@@ -70,6 +72,12 @@ class Shell:
 @pytest.fixture
 def shell(cluster: LocalCluster, tmp_path: Path) -> Shell:
     return Shell(cluster, tmp_path)
+
+
+def has_exchange(cluster: LocalCluster, name: str, topic: str) -> bool:
+    path = f"/api/exchanges/%2F/{quote(Topic(topic).exchange, safe='')}"
+    with cluster.management(name) as management:
+        return management.get(path).status_code != httpx.codes.NOT_FOUND
 
 
 def publish(cluster: LocalCluster, topic: str, counts: dict[str, int]) -> None:
@@ -145,9 +153,7 @@ def test_a_topic_is_deleted_on_all_brokers_once_nothing_reads_it(
             done = shell.run("delete", words[1], "--yes", group=words[0])
             assert done.returncode == 0, done.stderr
         for each in cluster.names:
-            with cluster.management(each) as management:
-                path = f"/api/exchanges/%2F/mb.topic%2F{topic}"
-                assert management.get(path).status_code == httpx.codes.NOT_FOUND
+            eventually(lambda: not has_exchange(cluster, each, topic), within_s=WITHIN_S)  # noqa: B023
         with pytest.raises(Unroutable):
             publisher.send_safe(topic, b"x", timeout_s=DEADLINE_S)
         declare(bus, [name])

@@ -32,7 +32,7 @@ from messagebus.errors import (
     reason_of,
 )
 from messagebus.secret import Secret
-from messagebus.topology import OPTION_KINDS, Wanted, with_options
+from messagebus.topology import OPTION_KINDS, STREAM_PREFIX, Wanted, topic_of, with_options
 
 CONNECT_TIMEOUT_S = 2.0
 # An agent asks all others before it answers a change, and one broker with 1,000 queues takes seconds.
@@ -256,9 +256,13 @@ def _options(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _check_known(http: httpx.AsyncClient, url: str, names: Sequence[str]) -> None:
-    """Raise NotFound for unknown names. A deleted name is known: deleting it again completes it."""
+    """Raise NotFound for unknown names. A deleted name is known: deleting it again completes it.
+
+    So is the topic of a known name: its subscription made it, perhaps without an entry of its own.
+    """
     told = (await http.get(url)).raise_for_status().json()
     known = {entry["wanted"] for entry in told["entries"]} if isinstance(told, dict) else set()
+    known |= {topic_of(name.removeprefix(STREAM_PREFIX)) for name in known}
     if unknown := [name for name in names if name not in known]:
         raise NotFound(f"there is no {', '.join(unknown)}")
 

@@ -502,6 +502,29 @@ async def test_what_never_was_cannot_be_deleted(answering: AnsweringAgents) -> N
     assert len(answering.requests) == 1
 
 
+@pytest.mark.parametrize("below", ["orders/billing", "stream:orders"])
+async def test_a_topic_that_only_a_subscription_or_a_stream_made_can_be_deleted(
+    answering: AnsweringAgents, below: str
+) -> None:
+    known = {"entries": [{"wanted": below, "alive": False}]}
+    answering.answers = {
+        "GET mb1:8081/topology": answer_of(known),
+        "POST mb1:8081/topology": answer_of(DONE),
+    }
+    assert (await delete(BUS, BROKERS, ["orders"], token=TOKEN)).complete
+
+
+async def test_a_topic_that_is_read_is_told_at_once(answering: AnsweringAgents) -> None:
+    told = {"error": "orders is read: delete orders/billing first", "mismatch": True}
+    answering.answers = {
+        "GET mb1:8081/topology": answer_of(MAP),
+        "POST mb1:8081/topology": answer_of(told, 409),
+    }
+    with pytest.raises(TopologyError, match=r"^orders is read: delete orders/billing first"):
+        await delete(BUS, BROKERS, ["orders"], token=TOKEN)
+    assert {request.url.host for request in answering.requests} == {"mb1"}
+
+
 async def test_nothing_is_said_to_be_deleted_when_nobody_can(answering: AnsweringAgents) -> None:
     answering.answers = {"GET mb2:9000/topology": answer_of([])}
     with pytest.raises(TopologyError, match="there is no"):

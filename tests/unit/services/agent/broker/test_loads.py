@@ -393,6 +393,8 @@ def test_an_exchange_goes_with_the_last_that_needs_it() -> None:
 def test_an_exchange_without_an_entry_of_its_own_stays() -> None:
     dead = entry("orders/a", 4, alive=False, tomb=4)
     assert "mb.topic/orders" not in deleted(steps(dead))
+    # Until somebody deletes the topic, of which the map knew nothing before.
+    assert "mb.topic/orders" in deleted(steps(entry("orders", 5, alive=False, tomb=5), dead))
 
 
 def test_queues_of_forgotten_names_are_deleted() -> None:
