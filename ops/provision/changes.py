@@ -17,6 +17,7 @@ from pathlib import Path
 from ops.provision.units import KEEPALIVED
 from ops.provision.wanted import (
     AGENT_UNIT,
+    BALANCER_UNIT,
     BROKER_UNIT,
     COOKIE,
     ETC,
@@ -135,6 +136,9 @@ APT = (
     *("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes", "--no-install-recommends"),
     *("-o", "Dpkg::Options::=--force-confold", "install"),
 )
+# Debian's packages start them at once, with settings of the packages. Playbooks start them with ours, which
+# name another node and another admin socket: a service that runs already would keep the playbook waiting.
+STARTED_BY_PLAYBOOKS = (BROKER_UNIT, BALANCER_UNIT)
 INSTALL_WITHIN_S = 900.0
 COMMAND_WITHIN_S = 180.0
 # Files that a broker reads only when it starts.
@@ -179,6 +183,11 @@ def _packages(wanted: WantedHost, observed: Observed) -> Iterator[Change]:
         yield Change(
             what=f"install {', '.join(lacking)}", argv=(*APT, *lacking), within_s=INSTALL_WITHIN_S
         )
+    for unit in STARTED_BY_PLAYBOOKS:
+        if unit in wanted.packages and unit not in observed.packages:
+            yield Change(
+                what=f"stop {unit}, which its package starts", argv=("systemctl", "stop", unit)
+            )
     if BROKER_UNIT in wanted.packages and not observed.held.issuperset(HELD):
         yield Change(what=f"hold {', '.join(HELD)}: `ops upgrade` alone changes them", argv=HOLD)
 

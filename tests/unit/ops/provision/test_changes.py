@@ -58,6 +58,7 @@ def test_a_host_as_it_should_be_is_left_alone() -> None:
 def test_a_bare_host_gets_everything_in_an_order_that_works() -> None:
     assert told(Observed()) == [
         "install rabbitmq-server=3.10.8-1, chrony",
+        "stop rabbitmq-server, which its package starts",
         "hold rabbitmq-server, erlang-base: `ops upgrade` alone changes them",
         "make user messagebus",
         "put messagebus into group rabbitmq",
@@ -72,6 +73,17 @@ def test_a_bare_host_gets_everything_in_an_order_that_works() -> None:
         "start rabbitmq-server at boot",
         "start messagebus-agent at boot",
     ]
+
+
+def test_what_a_package_starts_is_stopped_once_and_never_where_it_was_installed_before() -> None:
+    """Debian's packages start a broker of another name, and an HAProxy without our admin socket."""
+    front = WantedHost(name="h2", packages={"chrony": "", "haproxy": ""}, units=("haproxy",))
+    first = [change.argv for change in changes(front, Observed())]
+    assert first.index(("systemctl", "stop", "haproxy")) == 1
+    later = Observed(packages={"haproxy": "2.6"}, active=frozenset({"haproxy"}))
+    assert not any("stop" in (change.argv or ()) for change in changes(front, later))
+    upgraded = replace(RIGHT, packages={"rabbitmq-server": "3.10.8-1"})
+    assert told(upgraded) == ["install chrony"]
 
 
 def test_an_installed_broker_is_never_changed_to_another_version() -> None:
