@@ -190,6 +190,7 @@ OTHERS = {
     "export",
     ".",
     "mkdir",
+    "umask",
 }
 # On real hosts, and tools of others.
 OF_HOSTS = {
