@@ -172,6 +172,13 @@ def changes(wanted: WantedHost, observed: Observed) -> list[Change]:
     ]
 
 
+def _is_ours(unit: str, wanted: WantedHost, observed: Observed) -> bool:
+    """Return whether a unit, where it runs, runs with our settings: its drop-in is written after the stop."""
+    own = f"{unit}.service.d"
+    lacking = (each.path for each in wanted.files if each.path not in observed.files)
+    return unit in observed.packages and all(path.parent.name != own for path in lacking)
+
+
 def _packages(wanted: WantedHost, observed: Observed) -> Iterator[Change]:
     lacking = [
         f"{name}={version}" if version else name
@@ -184,7 +191,7 @@ def _packages(wanted: WantedHost, observed: Observed) -> Iterator[Change]:
             what=f"install {', '.join(lacking)}", argv=(*APT, *lacking), within_s=INSTALL_WITHIN_S
         )
     for unit in STARTED_BY_PLAYBOOKS:
-        if unit in wanted.packages and unit not in observed.packages:
+        if unit in wanted.packages and not _is_ours(unit, wanted, observed):
             yield Change(
                 what=f"stop {unit}, which its package starts", argv=("systemctl", "stop", unit)
             )

@@ -75,13 +75,18 @@ def test_a_bare_host_gets_everything_in_an_order_that_works() -> None:
     ]
 
 
-def test_what_a_package_starts_is_stopped_once_and_never_where_it_was_installed_before() -> None:
+def test_what_a_package_starts_is_stopped_once_and_never_where_ours_runs() -> None:
     """Debian's packages start a broker of another name, and an HAProxy without our admin socket."""
     front = WantedHost(name="h2", packages={"chrony": "", "haproxy": ""}, units=("haproxy",))
     first = [change.argv for change in changes(front, Observed())]
     assert first.index(("systemctl", "stop", "haproxy")) == 1
     later = Observed(packages={"haproxy": "2.6"}, active=frozenset({"haproxy"}))
     assert not any("stop" in (change.argv or ()) for change in changes(front, later))
+    drop_in = WantedFile(
+        path=Path("/etc/systemd/system/haproxy.service.d/messagebus.conf"), text="[Service]\n"
+    )
+    interrupted = changes(replace(front, files=(drop_in,)), later)
+    assert ("systemctl", "stop", "haproxy") in [change.argv for change in interrupted]
     upgraded = replace(RIGHT, packages={"rabbitmq-server": "3.10.8-1"})
     assert told(upgraded) == ["install chrony"]
 
