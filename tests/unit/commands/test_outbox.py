@@ -230,7 +230,7 @@ def test_a_database_that_refuses_is_one_line_without_a_word_about_brokers(
     done = run("retry", "--all")
     assert done.exit_code == Exit.SILENT
     assert done.stderr.startswith("messagebus: database sqlite://")
-    assert "database is locked [docs/" in done.stderr
+    assert "database is locked [messagebus explain " in done.stderr
     assert run("parked", "--limit", "9" * 20).stderr.count("\n") == 1
 
 
