@@ -51,7 +51,8 @@ class PublisherStats:
     retried: sends after the first send of a message. backlog: messages accepted and not yet sent. window:
     messages sent and not yet confirmed; a batch counts once.
     settling: destinations whose queues are not on disk yet; their publishes wait.
-    broker: the broker that receives the publishes now; "" if there is none, or its name is not known.
+    broker: the broker that receives the publishes now, by its address where it does not say its name; ""
+    while there is none.
     dials: connections tried. moves: planned changes to another broker. links_lost: connections that ended
     unexpectedly.
     last_confirm_age_s: time since a broker last answered a publish; None before the first answer.

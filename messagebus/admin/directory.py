@@ -204,7 +204,7 @@ def with_agents(bus: BusConfig | None) -> BusConfig:
     if not bus.list_urls:
         raise ConfigError(
             "list_urls: must be given, because the agents know the subscriptions; a single RabbitMQ has none:"
-            " ask its own management page"
+            " ask `rabbitmqctl list_queues` there"
         )
     return bus
 

@@ -49,7 +49,9 @@ def trace_command(
     """
     bus = bus_settings()
     if not bus.list_urls:
-        raise ConfigError(NO_AGENTS)
+        raise ConfigError(
+            f"{NO_AGENTS}; there `messagebus parked show NAMES --match ID` looks for it"
+        )
     published_ms = None if published_at is None else _time_ms(published_at)
     with ThreadPoolExecutor(1) as beside:
         observing = beside.submit(lambda: asyncio.run(observed(bus)))

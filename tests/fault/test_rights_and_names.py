@@ -14,6 +14,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from messagebus import (
     AsyncConsumer,
+    AsyncPublisher,
     BusConfig,
     Consumer,
     LoginRefused,
@@ -307,6 +308,23 @@ async def test_a_broker_whose_name_is_no_address_is_used_unidentified(name: str)
                 delivery = await consumer.receive(WITHIN_S)
                 assert delivery is not None
                 consumer.ack(delivery)
+
+
+@pytest.mark.parametrize("has_list", [True, False], ids=["list", "no-list"])
+async def test_a_publisher_is_connected_to_a_broker_that_says_no_name(has_list: bool) -> None:
+    """`stats().broker` decides whether a gateway or a relay is ready, and what the metric says."""
+    rabbit = FakeRabbit(manners=Manners(cluster_name="rabbit@host"))
+    with fake_rabbits(rabbit):
+        rabbit.hold(TOPIC)
+        rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
+        async with serve_list(FakeList([rabbit.name])) as listing:
+            bus = BusConfig(broker=rabbit.name, list_urls=(listing.url,) if has_list else ())
+            async with AsyncPublisher(bus) as publisher:
+                await publisher.send_safe(TOPIC, b"x", timeout_s=WITHIN_S)
+                assert publisher.stats().broker == rabbit.name
+                rabbit.manners.silent_after = "connect"
+                rabbit.drop_connections()
+                await eventually_async(lambda: not publisher.stats().broker, within_s=WITHIN_S)
 
 
 @pytest.mark.guarantee("brokers-of-one-name")

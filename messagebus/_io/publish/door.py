@@ -75,8 +75,8 @@ class Sending(Protocol):
     tasks: Tasks
 
     @property
-    def broker(self) -> str:
-        """The name of the current link's broker, "" without one."""
+    def reached(self) -> str:
+        """What the current link leads to: the broker's name, else its address; "" without a link."""
 
     def wake(self) -> None:
         """Send what can be sent, in the next turn of the loop."""

@@ -387,6 +387,12 @@ class PublishDriver:
         return self.links.route.broker
 
     @property
+    def reached(self) -> str:
+        """What the current link leads to: the broker's name, else its address; "" without a link."""
+        link = self.links.current
+        return self.broker or ("" if link is None else self.links.only_broker or str(link.address))
+
+    @property
     def is_unnamed(self) -> bool:
         """True when the current link leads to a broker that does not say its name."""
         return self.links.is_linked and not self.broker

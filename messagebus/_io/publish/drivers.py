@@ -228,7 +228,7 @@ class Drivers:
             backlog=counts["backlog"] + extra_backlog,
             window=counts["window"],
             settling=counts["settling"],
-            broker=own.broker,
+            broker=own.reached,
             redundant=0 if redundant is None else redundant.redundant,
             downgraded=0 if redundant is None else redundant.downgraded,
             dials=counts["dials"],

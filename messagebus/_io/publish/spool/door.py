@@ -280,7 +280,7 @@ class DiskDoor:
         if self._driver.is_taking(now):
             if phases.broker_takes(now):
                 messages = self._keeper.messages
-                log.warning("spool is sent broker=%s messages=%d", self._driver.broker, messages)
+                log.warning("spool is sent broker=%s messages=%d", self._driver.reached, messages)
         elif not phases.is_away and (
             phases.has_waited(now)
             or any(item.deadline_ms <= now for item in self._pending.unsettled())
