@@ -74,8 +74,9 @@ class Message:
     correlation_id, reply_to, type, app_id: as in AMQP, for the application's own use.
     content_encoding: coding of the body, such as ``gzip``; the library neither compresses nor decompresses.
         A charset there, as Spring writes it, is used if content_type has none.
-    ttl_s: seconds, to the millisecond, after which brokers may drop the unread message; at most 4,294,967;
-        None: never.
+    ttl_s: seconds, to the millisecond, after which a message that still waits is parked, or dropped where the
+        subscription has no parking queue; at most 4,294,967; None: never. Brokers look at the head of a queue
+        only, and not at messages that a consumer holds.
     """
 
     body: bytes
