@@ -58,6 +58,7 @@ ALLOWED = {
     "ops/vendor.py": {"f\"{package['name']} {package['version']} ({package['licence']})\""},
     "messagebus/tools/tail.py": {"sys.stdout.buffer"},  # escaped, line by line
     "messagebus/tools/dedup.py": {"f'{statement};'"},  # of ours
+    "messagebus/commands/explain.py": {"f'{name}\\n\\n{text}'"},  # our page of errors
     # Texts of many lines that were read and rendered here: lists, configuration, units, settings.
     "consumer_lists/__main__.py": {"ours.render()", "table"},
     "lb/__main__.py": {"text", "line", "view.server_table(shown, console.width)"},

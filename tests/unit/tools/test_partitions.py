@@ -125,6 +125,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Re
     monkeypatch.setattr(partitions, "bus_settings", lambda: BUS)
     monkeypatch.setattr(partitions, "listed_brokers", lambda _bus: LISTED)
     monkeypatch.setenv("MESSAGEBUS_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("MESSAGEBUS_LIST_URL", BUS.list_urls[0])
     return lambda *words: CliRunner().invoke(cli, ["partitions", *words])
 
 
@@ -199,7 +200,7 @@ def test_spreading_moves_only_what_is_not_even(
     async def topology(_bus: BusConfig) -> list[Wanted]:
         return [replace(ORDERS, homes=homes if " " in homes else " ".join([homes] * 3))]
 
-    async def moving(_topic: str, wanted: Any, *_: Any) -> int:
+    async def moving(_settings: BusConfig, _topic: str, wanted: Any, *_: Any) -> int:
         moved.append(dict(wanted))
         return 0
 
