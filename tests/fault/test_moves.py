@@ -34,7 +34,7 @@ from messagebus.broker import Broker
 from messagebus.core.homes import Home
 from ops.local.cluster import LocalCluster
 from tests import tiers
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, let_accepted_begin
 from tests.support.faults import bus_config, metric, queue_exists, write_list
 from tests.support.moves import begin, chains, homes, rotated, settled
 from tests.support.ordered_load import PARTITIONS, WITHIN_S, loaded, out_of_order
@@ -130,19 +130,22 @@ class Relay:
         async with await asyncio.start_server(self._relay, "127.0.0.1", 0) as server:
             self.port.set_result(server.sockets[0].getsockname()[1])
             await self._over.wait()
+            server.close()
+            await let_accepted_begin()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, asks = await asyncio.open_connection(self.host, self._port)
+        with closing(writer):
+            answers, asks = await asyncio.open_connection(self.host, self._port)
 
-        async def back() -> None:
-            while said := await answers.read(1 << 16):
-                self._loop.call_later(self.late_s, writer.write, said)
+            async def back() -> None:
+                while said := await answers.read(1 << 16):
+                    self._loop.call_later(self.late_s, writer.write, said)
 
-        with closing(writer), closing(asks):
-            answering = asyncio.create_task(back())
-            while asked := await reader.read(1 << 16):
-                asks.write(asked)
-            answering.cancel()
+            with closing(asks):
+                answering = asyncio.create_task(back())
+                while asked := await reader.read(1 << 16):
+                    asks.write(asked)
+                answering.cancel()
 
     async def dial(self, to: Broker, *args: Any, **settings: Any) -> link.Link:
         """Dial a broker as a publisher does, this one through the relay."""
