@@ -87,7 +87,7 @@ class Sites:
 def make_sites(monkeypatch: pytest.MonkeyPatch) -> type[Sites]:
     monkeypatch.setattr(module, "AGAIN_S", 0.01)
     monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr(module, "LINE_S", 0.1)
+    monkeypatch.setattr(module, "LINE_S", 5.0)
     return Sites
 
 
