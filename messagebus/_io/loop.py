@@ -437,7 +437,7 @@ async def held(place: asyncio.Semaphore, at_most_s: Callable[[], float]) -> Asyn
 
 
 def raise_soon(fault: BaseException) -> None:
-    """Raise this in a turn of its own of the running loop: it unwinds nobody's work."""
+    """Raise this in a turn of its own of the running loop, where it unwinds no other work."""
 
     def throw() -> None:
         raise fault

@@ -159,9 +159,9 @@ def delete_topics(
 ) -> Registration:
     """Delete topics that have no subscription and no stream, so no messages either, on all brokers.
 
-    Whoever declares a deleted topic makes it anew. So does a publisher with its next message, which ends
-    unroutable, or unknown if its link was open. Result and errors are those of `delete_subscriptions`;
-    TopologyError also names the subscriptions and the stream that must be deleted first.
+    A client that declares a deleted topic creates it again. So does a publisher with its next message,
+    which ends unroutable, or unknown if its link was open. Result and errors are those of
+    `delete_subscriptions`; TopologyError also names the subscriptions and the stream that must be deleted first.
     """
     wanted = [parse_wanted(each) if isinstance(each, str) else each for each in as_list(names)]
     if others := [str(each) for each in wanted if not isinstance(each, Topic)]:

@@ -28,9 +28,9 @@ def explain(error: str) -> None:
     page = files("messagebus").joinpath("errors.md").read_text(encoding="utf-8")
     sections = dict(_SECTION.findall(page))
     names = {name.lower(): name for name in sections}
-    wanted = error.rpartition("#")[2].lower()
-    if wanted not in names:
-        raise click.UsageError(f"no error {error!r}{did_you_mean(wanted, names)}")
-    name = names[wanted]
+    key = error.rpartition("#")[2].lower()
+    if key not in names:
+        raise click.UsageError(f"no error {error!r}{did_you_mean(key, names)}")
+    name = names[key]
     text = _LINK.sub(r"\1", sections[name]).replace("**", "").strip()
     click.echo(f"{name}\n\n{text}")

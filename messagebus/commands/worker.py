@@ -80,7 +80,7 @@ def worker(
     verbose = verbose or bool(click.get_current_context().find_root().params.get("verbose"))
     # Failed runs, which are warnings, are what one wants to see here.
     configure_logging(form, logging.INFO if verbose else logging.WARNING)
-    logging.getLogger("messagebus.worker").setLevel(logging.INFO)  # always what it handles
+    logging.getLogger("messagebus.worker").setLevel(logging.INFO)  # its handlers, always
     address = None if health is None else parse_address(health)
     if names and address is None:
         raise click.UsageError("--health-name requires --health")

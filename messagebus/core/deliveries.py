@@ -227,7 +227,7 @@ class Ledger:
         return sorted(parts.open) if parts is not None else []
 
     def unanswered(self, tag: int) -> int:
-        """Return how many messages of an owed delivery have no answer, or one that is under way."""
+        """Return how many messages of an unacknowledged delivery have no answer, or one that is under way."""
         parts = self._parts.get(tag)
         return 1 if parts is None else parts.undone
 

@@ -97,8 +97,8 @@ def list_topics(as_json: bool) -> int:
 def delete_topics(names: tuple[str, ...], token_file: Path | None, yes: bool, as_json: bool) -> int:
     """Delete the topics NAMES on all brokers. One with a subscription or a stream is refused.
 
-    Brokers that are down are treated as by `messagebus subscriptions delete`. Whoever declares a topic again
-    makes it anew.
+    Brokers that are down are treated as by `messagebus subscriptions delete`. A client that
+    declares the topic again creates it.
 
     \b
     Example:

@@ -54,7 +54,7 @@ from messagebus.errors import (
 from messagebus.secret import Secret
 from messagebus.tls import certificate_fault
 
-# pika logs as errors what it also raises; we log the relevant ones ourselves. An application that uses pika
+# pika logs the errors that it also raises; we log the relevant ones ourselves. An application that uses pika
 # itself may have set another level.
 if logging.getLogger("pika").level == logging.NOTSET:
     logging.getLogger("pika").setLevel(logging.CRITICAL)

@@ -240,10 +240,8 @@ class HandlerTasks:
                 name=self._handling.name,
                 context=self._context.copy(),
             )
-        except (
-            KeyboardInterrupt
-        ) as interrupt:  # of its first step: not the feeder's, nor another run's
-            raise_soon(interrupt)
+        except KeyboardInterrupt as interrupt:
+            raise_soon(interrupt)  # of its first step: not the feeder's, nor another run's
         return run.since_ns
 
     async def _work(self, run: Run[Job]) -> None:

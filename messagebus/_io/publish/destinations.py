@@ -279,7 +279,7 @@ class Destinations:
             self._wake()
 
     def _cancelled(self, *addresses: Address) -> None:
-        """Have these opened again for what waits or comes: the application has cancelled all tasks."""
+        """Have these opened again for their messages: the application has cancelled all tasks."""
         for address in addresses:
             if self.known.get(address.destination) is address:
                 self._gone[address.destination] = self.known.pop(address.destination)

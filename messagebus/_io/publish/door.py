@@ -76,7 +76,7 @@ class Sending(Protocol):
 
     @property
     def reached(self) -> str:
-        """What the current link leads to: the broker's name, else its address; "" without a link."""
+        """The broker of the current link: its name, else its address; "" without a link."""
 
     def wake(self) -> None:
         """Send what can be sent, in the next turn of the loop."""

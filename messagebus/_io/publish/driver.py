@@ -388,7 +388,7 @@ class PublishDriver:
 
     @property
     def reached(self) -> str:
-        """What the current link leads to: the broker's name, else its address; "" without a link."""
+        """The broker of the current link: its name, else its address; "" without a link."""
         link = self.links.current
         return self.broker or ("" if link is None else self.links.only_broker or str(link.address))
 
