@@ -161,7 +161,8 @@ def delete_topics(
 
     A client that declares a deleted topic creates it again. So does a publisher with its next message,
     which ends unroutable, or unknown if its link was open. Result and errors are those of
-    `delete_subscriptions`; TopologyError also names the subscriptions and the stream that must be deleted first.
+    `delete_subscriptions`; TopologyError also names the subscriptions and the stream that must be deleted
+    first.
     """
     wanted = [parse_wanted(each) if isinstance(each, str) else each for each in as_list(names)]
     if others := [str(each) for each in wanted if not isinstance(each, Topic)]:
