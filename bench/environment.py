@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -21,6 +22,8 @@ LOAD_MAX = 2.0
 CALM_WITHIN_S, LOOK_S = 180.0, 2.0
 # What measuring itself writes: a figure that is kept must not change the commit of the next one.
 WRITTEN = ("bench/results", "README.md", "docs/MEASURING.md", "docs/SCALE.md")
+# Folders with the code of load processes.
+LOADED = ("messagebus", "bench", "inventory")
 LIBRARIES = ("pika", "uvloop", "aio-pika", "kombu", "confluent-kafka", "pyspark")
 
 
@@ -67,6 +70,15 @@ def commit() -> str:
     argv = ["git", "-C", str(CHECKOUT), "status", "--porcelain", "-uno", "--", *others]
     changed = _output(argv).strip()
     return name + ("+" if changed else "")
+
+
+def code() -> str:
+    """Return a digest of the code of load processes, committed or not: equal checkouts run the same."""
+    digest = hashlib.sha256()
+    for path in sorted(path for each in LOADED for path in (CHECKOUT / each).rglob("*.py")):
+        digest.update(f"{path.relative_to(CHECKOUT)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
 
 
 def has_history() -> bool:

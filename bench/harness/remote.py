@@ -1,15 +1,16 @@
 """One load process on another host: started over SSH, its files exchanged, the two clocks compared.
 
 ``bench relay`` runs here in the place of the load process, so the coordinator starts, signals and watches it
-as any other. ``bench remote`` runs there, in a checkout of the same commit at the same path. It has a folder
-of its own, which it removes at its end; the load process finds and leaves the same files in it as here.
+as any other. ``bench remote`` runs there, in a checkout with the same code at the same path. It has a folder
+of its own, which it removes at its end, or the next one there if it was killed; the load process finds and
+leaves the same files in it as here.
 """
 
 # Each line of the connection is JSON; lines of the load process itself go to the standard error.
 #
 #   relay                                            remote
 #     {kind, number, env, files}   ──▶
-#                                  ◀──   {commit, host}             BenchError for another commit
+#                                  ◀──   {code, commit, host}       BenchError for other code
 #     {ping}, PINGS times          ──▶
 #                                  ◀──   {monotonic_ns, wall_ns}    the quickest answer is `Clock`
 #     {name, text}                 ──▶                              profile, start, rate, end of the run
@@ -26,6 +27,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -41,7 +43,7 @@ from typing import IO, Any
 
 import click
 
-from bench.environment import CHECKOUT, commit
+from bench.environment import CHECKOUT, code, commit
 from bench.errors import BenchError
 from bench.harness.parts import CONSUMER, PARTS, PUBLISHER
 from bench.harness.workers import OVER, PROFILE, PROGRESS, RATE, READY, START, Start
@@ -55,6 +57,8 @@ POLL_S = 0.05
 ANSWERS_WITHIN_S = 60.0
 # For the other end, after the connection has ended, and for its last words.
 END_WITHIN_S = 5.0
+# A folder's name goes on with the process of its owner.
+FOLDERS = "mb-load-"
 # Of a file that an environment variable names: passwords and certificates.
 FILE_BYTES_MAX = 1 << 20
 LINE_BYTES_SHOWN = 80
@@ -164,10 +168,13 @@ class Relay:
         self._process.stderr.close()
 
     def _met(self) -> str:
-        """Return the name of the other host, which has the same commit."""
+        """Return the name of the other host, which has the same code."""
         hello = self._answer()
-        if hello["commit"] != (here := commit()):
-            raise BenchError(f"{self._host}: its checkout has commit {hello['commit']}, not {here}")
+        if hello["code"] != (here := code()):
+            raise BenchError(
+                f"{self._host}: its checkout is another one: commit {hello['commit'] or 'unknown'}, code "
+                f"{hello['code']}; here commit {commit()}, code {here}"
+            )
         return str(hello["host"])
 
     def _exchange(self, clock: Clock, host: str) -> int:
@@ -287,7 +294,7 @@ class Remote:
 
     def run(self) -> None:
         wanted = json.loads(next(self._lines))
-        self._send({"commit": commit(), "host": socket.gethostname()})
+        self._send({"code": code(), "commit": commit(), "host": socket.gethostname()})
         threading.Thread(target=self._read, daemon=True).start()
         self._has_profile.wait()
         if self._is_over.is_set():
@@ -382,5 +389,16 @@ def relay(host: str, folder: Path, kind: str, number: int, names: Sequence[str])
 @click.command()
 def remote() -> None:
     """Run one load process for `relay`, which speaks to it by standard input and output."""
-    with tempfile.TemporaryDirectory(prefix="mb-load-") as folder:
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, lambda number, _frame: sys.exit(128 + number))
+    _remove_left()
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-") as folder:
         Remote(Path(folder), sys.stdin, sys.stdout).run()
+
+
+def _remove_left() -> None:
+    """Remove the folders, with their passwords, of processes of this user that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDERS}[0-9]*-*"):
+        pid = path.name.removeprefix(FOLDERS).partition("-")[0]
+        if not Path("/proc", pid).exists() and path.lstat().st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)

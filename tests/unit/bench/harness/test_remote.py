@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from bench import environment
+from bench.environment import CHECKOUT, code
 from bench.errors import BenchError
 from bench.harness.remote import Clock, Relay, about_hosts, save_clock
 from bench.harness.workers import OVER, PROFILE, Start, open_ended, say_over
@@ -17,10 +22,10 @@ from inventory.shell import ssh_command
 # What a load process would be: it leaves its files, and repeats a variable and a file that one names.
 REMOTE = """
 import base64, json, sys, time
-from bench.environment import commit
+from bench.environment import code
 def say(**line): print(json.dumps(line), flush=True)
 wanted = json.loads(sys.stdin.readline())
-say(commit={commit}, host="there")
+say(code={code}, commit="abc", host="there")
 for text in sys.stdin:
     line = json.loads(text)
     if "ping" in line:
@@ -35,9 +40,9 @@ AHEAD_NS = 10**15
 
 
 def channel(
-    *, commit: str = "commit()", name: str = "parts/publisher-0.json", ahead: int = AHEAD_NS
+    *, code: str = "code()", name: str = "parts/publisher-0.json", ahead: int = AHEAD_NS
 ) -> Sequence[str]:
-    return [sys.executable, "-c", REMOTE.format(commit=commit, name=name, ahead=ahead)]
+    return [sys.executable, "-c", REMOTE.format(code=code, name=name, ahead=ahead)]
 
 
 def ready_run(folder: Path) -> Start:
@@ -109,7 +114,7 @@ def test_a_host_that_falls_silent_is_lost_soon() -> None:
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (channel(commit="'abc'"), "its checkout has commit abc, not"),
+        (channel(code="'1234'"), "its checkout is another one: commit abc, code 1234; here commit"),
         (channel(name="parts/../../x"), "sends a file that no load process has"),
         (channel(name="/etc/x"), "sends a file that no load process has"),
         (["sh", "-c", "echo no route >&2; exit 255"], "the connection has ended: no route"),
@@ -124,3 +129,50 @@ def test_a_host_that_is_lost_or_another_one_is_one_line(
         Relay("b.example", tmp_path, made).run("publisher", 0, {})
     assert not (tmp_path.parent / "x").exists()
     assert (tmp_path / OVER).exists()
+
+
+def test_a_remote_end_that_is_killed_leaves_its_folder_to_the_next_one(tmp_path: Path) -> None:
+    def begun() -> subprocess.Popen[str]:
+        """Start one that has its folder, and waits for a profile."""
+        pipe = subprocess.PIPE
+        argv = [sys.executable, "-m", "bench", "remote"]
+        env = {**os.environ, "TMPDIR": str(tmp_path)}
+        one = subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=env, cwd=CHECKOUT, text=True)
+        assert one.stdin
+        assert one.stdout
+        print(json.dumps({"kind": "publisher", "number": 0}), file=one.stdin, flush=True)
+        assert json.loads(one.stdout.readline())["code"] == code()
+        return one
+
+    def folders() -> set[str]:
+        return {path.name.rpartition("-")[0] for path in tmp_path.iterdir()}
+
+    def end(one: subprocess.Popen[str], number: signal.Signals) -> None:
+        one.send_signal(number)
+        one.communicate(timeout=60)
+
+    others = {"mb-load-of", "mb-load-0"}
+    (tmp_path / "mb-load-of-somebody").mkdir()
+    (tmp_path / "mb-load-0-link").symlink_to(tmp_path)
+    killed, living = begun(), begun()
+    end(killed, signal.SIGKILL)
+    last = begun()
+    assert folders() == others | {f"mb-load-{one.pid}" for one in (living, last)}
+    end(living, signal.SIGTERM)
+    end(last, signal.SIGHUP)
+    assert folders() == others
+
+
+def test_a_changed_file_of_a_checkout_makes_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "CHECKOUT", tmp_path)
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "a.py").write_text("x = 1")
+    before = environment.code()
+    (tmp_path / "notes.txt").write_text("no code")
+    assert environment.code() == before
+    (tmp_path / "bench" / "a.py").write_text("x = 2")
+    changed = environment.code()
+    (tmp_path / "bench" / "a.py").rename(tmp_path / "bench" / "b.py")
+    assert len({before, changed, environment.code()}) == 3
