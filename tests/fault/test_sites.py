@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,10 +12,32 @@ import pytest
 from clients.conform.proxies import Proxy
 from messagebus import BusConfig
 from messagebus._io.amqp.properties import read_message_id
+from tests.support.eventually import FACTOR
 from tests.support.fake_amqp import FakeRabbit, fake_rabbits
-from tests.support.sites import Sites, assert_none_lost
+from tests.support.sites import WITHIN_S, Sites, assert_none_lost
 
 SOME, MANY = 100, 500
+# A forwarder that is killed at a step of its fiftieth message: STEP, then its own arguments.
+DIES = """
+import os, runpy, signal, sys
+from messagebus.tools import forward
+
+step, seen = sys.argv.pop(1), 0
+place = forward.Forwarder if step == "confirmed" else forward._Spell
+whole = getattr(place, step)
+
+def stepped(*given):
+    global seen
+    seen += 1
+    if seen == 50:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(*given)
+
+setattr(place, step, stepped)
+runpy.run_module("messagebus", run_name="__main__")
+"""
+# What a forwarder calls next: the message is read; its confirm is there; it is acked.
+STEPS = ("_submit", "_ended", "confirmed")
 
 
 class FakeSites(Sites):
@@ -79,3 +102,25 @@ def test_in_a_ring_of_three_sites_each_has_each_message_once(tmp_path: Path) -> 
         assert list(sites.ids().values()) == [sites.sent] * 3
         for line in ("ab", "bc", "ca"):
             assert f"forwarded {2 * SOME} messages, passed over {SOME}" in sites.stop(line)
+
+
+class DyingSites(FakeSites):
+    """Sites whose forwarders kill themselves at a step."""
+
+    def __init__(self, step: str, folder: Path, stack: ExitStack) -> None:
+        self.program = ("-c", DIES, step)
+        super().__init__("ab", ("ab",), folder, stack)
+
+
+@pytest.mark.guarantee("forwarded-at-least-once")
+@pytest.mark.parametrize("step", STEPS)
+def test_a_forwarder_that_is_killed_at_a_step_loses_nothing(tmp_path: Path, step: str) -> None:
+    with ExitStack() as stack:
+        sites = DyingSites(step, tmp_path, stack)
+        sites.send("a", SOME)
+        killed = sites.forwarders.pop("ab")
+        killed.communicate(timeout=WITHIN_S * FACTOR)
+        assert killed.returncode == -signal.SIGKILL
+        sites.program = FakeSites.program
+        sites.start("ab")
+        assert_none_lost(sites, {"b": sites.ids()["b"]}, doubles_max=SOME)

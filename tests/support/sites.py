@@ -9,7 +9,7 @@ import subprocess
 import sys
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -25,8 +25,10 @@ WITHIN_S = 120.0
 class Sites(Protocol):
     """Brokers, each a site by itself, and forwarders between them. A line is the names of two sites: ab.
 
-    sent: the ids of all messages. lines: the way into the second site of each line.
+    sent: the ids of all messages. lines: the way into the second site of each line. program: of a forwarder.
     """
+
+    program: Sequence[str] = ("-m", "messagebus")
 
     topic: str
     folder: Path
@@ -58,7 +60,7 @@ class Sites(Protocol):
             "MESSAGEBUS_CLUSTER": here.cluster,
         }
         self.forwarders[line] = subprocess.Popen(
-            [sys.executable, "-m", "messagebus", "forward", self.topic, "--to-bus", str(target)],
+            [sys.executable, *self.program, "forward", self.topic, "--to-bus", str(target)],
             cwd=ROOT,
             env={**os.environ, **settings},
             stderr=subprocess.PIPE,

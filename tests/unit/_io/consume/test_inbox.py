@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +15,7 @@ from messagebus._io.amqp.batch import BATCH_TYPE, encode_entry
 from messagebus._io.amqp.copy_headers import counted
 from messagebus._io.amqp.frames import TOO_LONG, Arrived
 from messagebus._io.amqp.packed import ALTERED
-from messagebus._io.amqp.properties import encode
+from messagebus._io.amqp.properties import encode, encode_batch_properties
 from messagebus._io.amqp.properties import encode_entry as properties_of
 from messagebus._io.consume.copies import CopiedAnswers, Original, Stored
 from messagebus._io.consume.inbox import HEADERS_TOO_LONG, Inbox
@@ -173,6 +174,29 @@ async def test_a_damaged_batch_is_parked_whole_and_the_next_delivery_comes() -> 
     assert body == b"nonsense"
     assert reason.startswith("damaged batch: entry 1")
     assert bench.counters.batches_damaged == 1
+
+
+@pytest.mark.guarantee("damaged-batch-is-parked")
+@pytest.mark.parametrize(
+    ("encoding", "marks", "reason"),
+    [
+        ("deflate", {"mb-size": 1_000}, "it does not unpack to the 1000 bytes of its mb-size"),
+        ("deflate", {"mb-size": 1 << 30}, "mb-size 1073741824"),
+        ("zstd", {"mb-size": 1_000}, "content_encoding 'zstd'"),
+        ("", {"mb-crc": 1}, "checksum"),
+    ],
+    ids=["bomb", "bomb that says so", "unknown encoding", "wrong checksum"],
+)
+async def test_a_batch_that_lies_about_itself_is_parked_with_the_reason_and_the_next_delivery_comes(
+    encoding: str, marks: dict[str, int], reason: str
+) -> None:
+    bench, bomb = Bench(), zlib.compress(bytes(64 << 20), 9)
+    lies = encode_batch_properties("batch", 17, encoding=encoding, marks=marks)
+    bench.transport.on_contents([(1, False, lies, bomb), (2, False, PLAIN, b"good")])
+    assert [each.body for each in bench.taken()] == [b"good"]
+    await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
+    ((body, told),) = bench.copies.parked
+    assert (body, reason in told) == (bomb, True), told
 
 
 @pytest.mark.guarantee("altered-message-is-parked")
