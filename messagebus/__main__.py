@@ -26,6 +26,8 @@ from messagebus.commands.options import (
     apply_profile,
     bus_settings,
     durability_option,
+    log_option,
+    log_to_stderr,
     refuse_typed,
 )
 from messagebus.stats import Durability
@@ -280,7 +282,8 @@ def brokers(as_json: bool) -> int:
     required=True,
     help="File with its settings, in TOML.",
 )
-def agent(config: Path) -> int:
+@log_option
+def agent(config: Path, form: str) -> int:
     """Serve the list, own the topology and tell the health of the broker on this node.
 
     \b
@@ -288,6 +291,7 @@ def agent(config: Path) -> int:
       messagebus agent --config /etc/messagebus/agent.toml
     """
     with_extra("agent", "messagebus.services.agent.service")
+    log_to_stderr(form)
     return int(import_module("messagebus.services.agent").run(config))
 
 
@@ -303,7 +307,8 @@ def agent(config: Path) -> int:
     help="Read a password and print its hash for the file.",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Address of the page; default 127.0.0.1:8085.")
-def monitor(config: Path | None, hash_password: bool, listen: str | None) -> int:
+@log_option
+def monitor(config: Path | None, hash_password: bool, listen: str | None, form: str) -> int:
     """Serve one live page about all brokers: what needs attention, what waits, who consumes.
 
     \b
@@ -315,6 +320,7 @@ def monitor(config: Path | None, hash_password: bool, listen: str | None) -> int
     if hash_password:
         click.echo(page.hash_password(click.prompt("Password", hide_input=True, err=True)))
         return Exit.DONE
+    log_to_stderr(form)
     return int(page.run(config, listen=listen))
 
 
@@ -325,7 +331,8 @@ def monitor(config: Path | None, hash_password: bool, listen: str | None) -> int
     required=True,
     help="File with its settings, in TOML.",
 )
-def gateway(config: Path) -> int:
+@log_option
+def gateway(config: Path, form: str) -> int:
     """Serve HTTP to programs without AMQP: publish, pull with leases, streams, webhooks.
 
     \b
@@ -333,6 +340,7 @@ def gateway(config: Path) -> int:
       messagebus gateway --config /etc/messagebus/gateway.toml
     """
     served = with_extra("gateway", "messagebus.services.gateway.service")
+    log_to_stderr(form)
     return int(served.serve_file(config))
 
 

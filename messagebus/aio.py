@@ -65,7 +65,15 @@ from messagebus.handling import (
     retry_headers,
 )
 from messagebus.hooks import Hooks
-from messagebus.message import NONE_GIVEN, Delivery, Given, Header, Payload, given_options
+from messagebus.message import (
+    NONE_GIVEN,
+    Delivery,
+    Given,
+    Header,
+    Payload,
+    checked_delivery,
+    given_options,
+)
 from messagebus.publisher import (
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
@@ -707,8 +715,12 @@ class AsyncConsumer:
         if self._config.at_most_once:
             return True
         # `_close` written out: each delivery passes here.
-        if delivery._answered or delivery._ledger.by is not driver.ledgers:
-            _close(delivery, driver)
+        try:
+            if delivery._answered or delivery._ledger.by is not driver.ledgers:
+                _close(delivery, driver)
+        except AttributeError:
+            checked_delivery(delivery)
+            raise
         delivery._answered = True
         return driver.ack(delivery)
 
@@ -740,7 +752,9 @@ class AsyncConsumer:
         driver, delay_ms = self._started(), checked_after(after_s, order=self._config.order)
         if self._config.at_most_once:
             return False
-        headers = retry_headers(delivery, None, reason_text(self._bus, reason, error))
+        headers = retry_headers(
+            checked_delivery(delivery), None, reason_text(self._bus, reason, error)
+        )
         _close(delivery, driver)
         return await driver.pipeline.first.retry(delivery, delay_ms=delay_ms, headers=headers)
 
@@ -753,7 +767,7 @@ class AsyncConsumer:
             return False
         words = words_of(self._bus)
         exception = "" if error is None else words.of(error)
-        headers = park_headers(delivery, words.short(reason), exception)
+        headers = park_headers(checked_delivery(delivery), words.short(reason), exception)
         _close(delivery, driver)
         return await driver.pipeline.first.park(delivery, headers=headers)
 
@@ -844,7 +858,7 @@ def _close(delivery: Delivery, driver: ConsumeDriver) -> None:
 
     Raises AlreadySettled at its second answer, and for a delivery that another consumer received.
     """
-    if delivery._ledger.is_live and delivery._ledger.by is not driver.ledgers:
+    if checked_delivery(delivery)._ledger.is_live and delivery._ledger.by is not driver.ledgers:
         raise AlreadySettled(
             f"{delivery.message_id} was received by another consumer, which alone can answer it"
         )

@@ -809,6 +809,20 @@ def bus_of(bus: BusConfig | None) -> BusConfig:
     return bus
 
 
+NO_AGENTS = (
+    "this needs agents, and a single RabbitMQ has none: set list_urls (MESSAGEBUS_LIST_URL), or see"
+    " docs/reference/commands.md#with-and-without-agents"
+)
+
+
+def with_agents(bus: BusConfig | None) -> BusConfig:
+    """Return the settings of a bus that has agents. Raises ConfigError without list addresses."""
+    bus = bus_of(bus)
+    if not bus.list_urls:
+        raise ConfigError(NO_AGENTS)
+    return bus
+
+
 def _no_bus(given: object) -> str:
     """Return the complaint about what is no bus; never its value: an address may have a password."""
     kind = type(given).__name__
@@ -824,9 +838,18 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_secret(key: str, path: str) -> str:
-    """Read a secret's file, without surrounding blanks. Raises ConfigError, which shows no byte of it."""
+    """Read a secret's file, without surrounding blanks. Raises ConfigError, which shows no byte of it.
+
+    Of a path only what exists is shown: the rest may be the secret itself, set for its file by mistake.
+    """
     try:
         return Path(path).read_text().strip()
     except (OSError, ValueError) as fault:
-        told = fault if isinstance(fault, OSError) else f"{path} is not UTF-8 text"
-        raise ConfigError(f"{key}: {told}") from None
+        told = fault.strerror if isinstance(fault, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{key}: {_as_far_as_it_exists(Path(path))}: {told}") from None
+
+
+def _as_far_as_it_exists(path: Path) -> str:
+    # Path.exists raises where it is not allowed to look.
+    there = next((each for each in (path, *path.parents) if os.path.exists(each)), Path())  # noqa: PTH110
+    return str(path) if there == path else f"{there}/... (the rest may be the secret itself)"

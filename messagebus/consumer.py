@@ -59,7 +59,7 @@ from messagebus.handling import (
     retry_headers,
 )
 from messagebus.hooks import Hooks
-from messagebus.message import Delivery, Header
+from messagebus.message import Delivery, Header, checked_delivery
 from messagebus.stats import ConsumerStats, Status
 
 if TYPE_CHECKING:
@@ -145,13 +145,16 @@ async def fulfilled(driver: ConsumeDriver, require: str | None, timeout_s: float
 
 
 def not_ready(driver: ConsumeDriver, require: str, timeout_s: float) -> NotReady:
-    missing = driver.registering.registration.missing if driver.registering.registration else {}
+    registration = driver.registering.registration
+    missing = registration.missing if registration else {}
     faults = driver.links.outage.last_faults
     states = [
         f"{broker} {each.state}" + (f" ({faults[broker]})" if broker in faults else "")
         for broker, each in driver.stats().brokers.items()
     ]
     why = f"brokers {', '.join(states) or 'unknown: no list'}"
+    if registration is None:
+        why += "; no answer yet to its registration: a new queue takes some four seconds"
     if missing:
         why += f"; {RegistrationIncomplete('registration', missing)}"
     return NotReady(f"require={require!r} not fulfilled within {timeout_s:g} s: {why}")
@@ -497,7 +500,9 @@ class Consumer:
         Returns when the copy is stored and this delivery is acked, with the result of `ack_safe`.
         """
         delay_ms = checked_after(after_s, order=self._config.order)
-        headers = retry_headers(delivery, None, reason_text(self._bus, reason, error))
+        headers = retry_headers(
+            checked_delivery(delivery), None, reason_text(self._bus, reason, error)
+        )
         return self._answer_by_copy(
             delivery,
             lambda driver: driver.pipeline.first.retry(
@@ -509,7 +514,7 @@ class Consumer:
         """Move the message to the parking queue, with the reason. Returns and raises as `retry` does."""
         words = words_of(self._bus)
         exception = "" if error is None else words.of(error)
-        headers = park_headers(delivery, words.short(reason), exception)
+        headers = park_headers(checked_delivery(delivery), words.short(reason), exception)
         return self._answer_by_copy(
             delivery, lambda driver: driver.pipeline.first.park(delivery, headers=headers)
         )
@@ -561,9 +566,9 @@ class Consumer:
     def _close(self, delivery: Delivery) -> None:
         try:
             self._open.remove(delivery)
-        except KeyError:
+        except (KeyError, TypeError):  # a list has no hash
             assert self._driver is not None, "nothing is answered before start"
-            ledger = delivery._ledger
+            ledger = checked_delivery(delivery)._ledger
             if ledger.is_live and ledger.by is not self._driver.ledgers:
                 why = "was received by another consumer, which alone can answer it"
             else:

@@ -1,7 +1,7 @@
 """The envelope: one message as one line of JSON, the same in every tool that prints or reads messages.
 
 Its fields: ``id destination key content_type content_encoding type correlation_id reply_to app_id priority
-expires_s delay_s time_ms headers``, and ``body``, or ``body_base64`` where the body is no UTF-8. Fields
+ttl_s delay_s time_ms headers``, and ``body``, or ``body_base64`` where the body is no UTF-8. Fields
 without a value are absent.
 ``received`` (broker, from, redelivered, attempt) and ``time_ms`` say how a message arrived; publishing
 ignores them. In headers bytes are ``{"base64": …}``, times ``{"time": …}``, decimals ``{"decimal": …}``; an
@@ -45,7 +45,7 @@ FIELDS_OF_MESSAGE = (
 )
 SECONDS_MAX = 1e10
 KNOWN = frozenset(
-    {*FIELDS_OF_MESSAGE, "id", "destination", "priority", "expires_s", "delay_s", "time_ms"}
+    {*FIELDS_OF_MESSAGE, "id", "destination", "priority", "ttl_s", "delay_s", "time_ms"}
     | {"headers", "body", "body_base64", "received"}
 )
 TAGS = frozenset({"base64", "time", "decimal", "object"})
@@ -76,7 +76,7 @@ def as_envelope(
     if message.priority is not None:
         told["priority"] = message.priority
     if message.ttl_s is not None:
-        told["expires_s"] = message.ttl_s
+        told["ttl_s"] = message.ttl_s
     told["time_ms"] = time_ms
     if message.headers:
         told["headers"] = {name: tagged(value) for name, value in message.headers.items()}
@@ -137,7 +137,7 @@ def read_envelope(line: bytes) -> Enveloped:
         message_id=told.get("id", ""),
         headers={name: _untagged(value) for name, value in headers.items()},
         priority=told.get("priority"),
-        ttl_s=_seconds(told, "expires_s"),
+        ttl_s=_seconds(told, "ttl_s"),
         **{name: told.get(name, "") for name in FIELDS_OF_MESSAGE},
     )
     return Enveloped(message, destination, _seconds(told, "delay_s"))

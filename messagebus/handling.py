@@ -93,7 +93,7 @@ class RetryPolicy:
             *_exception_faults(self, "retry_on"),
             *_exception_faults(self, "give_up_on"),
         ]
-        if self.then not in _THEN:
+        if self.then not in tuple(_THEN):  # it may be anything, also what has no hash
             faults.append(f"then {self.then!r}: {', '.join(map(repr, _THEN))}")
         if self.where not in (None, "ladder", "place"):
             faults.append(f"where {self.where!r}: 'ladder', 'place' or None")

@@ -523,6 +523,16 @@ def _check_priority(number: object) -> None:
         raise MessageInvalid(f"priority {number!r}: a whole number from 0 to 9")
 
 
+def checked_delivery(given: object) -> Delivery:
+    """Return a delivery that the application answers. Raises TypeError for anything else."""
+    if isinstance(given, Delivery):
+        return given
+    why = "; receive returns None when no message came in time" if given is None else ""
+    if isinstance(given, list | tuple):
+        why = "; answer each of them by a call of its own"
+    raise TypeError(f"delivery: a Delivery wanted, not {type(given).__name__}{why}") from None
+
+
 def check_seconds(name: str, seconds: object, at_most: float) -> float:
     """Return a number of seconds from 0 to at_most. Raises MessageInvalid for anything else."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):

@@ -339,21 +339,37 @@ class Tasks:
         """True from `cancel` on: nothing begins again."""
 
     def spawn(
-        self, work: Coroutine[Any, Any, T], *, cancelled: Callable[[], object] | None = None
+        self,
+        work: Coroutine[Any, Any, T],
+        *,
+        cancelled: Callable[[], object] | None = None,
+        pause_s: float = 0.0,
     ) -> asyncio.Task[T]:
-        """Run a coroutine. cancelled: called when it was cancelled, perhaps before its first step.
+        """Run a coroutine. cancelled: called pause_s after it was cancelled, perhaps before its first step.
 
         By its owner, or by an application that cancels all tasks of its loop: then the work begins again. Not
-        called for `cancel`.
+        called from `cancel` on. pause_s: above 0, nothing begins again while the loop itself ends.
         """
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
         if cancelled is not None:
-            task.add_done_callback(
-                lambda task: cancelled() if task.cancelled() and not self.is_over else None
-            )
+            task.add_done_callback(functools.partial(self._cancelled, cancelled, pause_s))
         return task
+
+    def _cancelled(
+        self, begin_again: Callable[[], object], pause_s: float, task: asyncio.Task[Any]
+    ) -> None:
+        def begin() -> None:
+            if not self.is_over:
+                begin_again()
+
+        if not task.cancelled():
+            return
+        if pause_s > 0:
+            task.get_loop().call_later(pause_s, begin)
+        else:
+            begin()
 
     def keep(self, work: Awaitable[object]) -> None:
         """Keep work alive that has begun, or begins now."""

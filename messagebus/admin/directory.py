@@ -20,10 +20,9 @@ from messagebus._io.loop import run_blocking
 from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.clock import whole_ms
-from messagebus.config import BusConfig, bus_of
+from messagebus.config import BusConfig, bus_of, with_agents
 from messagebus.destination import Queue, Source, Stream, Subscription, Topic
 from messagebus.errors import (
-    ConfigError,
     ListError,
     ListInvalid,
     ListUnavailable,
@@ -197,17 +196,6 @@ def drain_broker(bus: BusConfig | None, name: str, *, draining: bool, token: Sec
     if listed is None:
         raise NotFound(f"{name}: not in the consumer list")
     run_blocking(subscriptions.set_draining(bus, listed, draining=draining, token=token))
-
-
-def with_agents(bus: BusConfig | None) -> BusConfig:
-    """Return the settings of a bus that has agents. Raises ConfigError without list addresses."""
-    bus = bus_of(bus)
-    if not bus.list_urls:
-        raise ConfigError(
-            "list_urls: must be given, because the agents know the subscriptions; a single RabbitMQ has none:"
-            " ask `rabbitmqctl list_queues` there"
-        )
-    return bus
 
 
 def _source_names(names: Iterable[str | Wanted] | str | Wanted, *also: type) -> list[str]:

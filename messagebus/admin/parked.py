@@ -88,8 +88,11 @@ class ParkedFilter:
         """Raise ConfigError for invalid fields."""
         for name in ("older_than_s", "newer_than_s"):
             seconds = getattr(self, name)
-            if seconds is not None and not seconds >= 0:
+            is_number = isinstance(seconds, int | float)
+            if seconds is not None and not (is_number and seconds >= 0):
                 raise ConfigError(f"{name} {seconds!r}: seconds, 0 or more")
+        if not isinstance(cast(object, self.match), str | None):
+            raise ConfigError(f"match {self.match!r}: the text of a regular expression")
         if isinstance(cast(object, self.brokers), str):
             raise ConfigError(f"brokers {self.brokers!r}: several brokers wanted, as (name,)")
         self._pattern()

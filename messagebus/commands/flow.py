@@ -161,9 +161,7 @@ class Sending:
 @click.option(
     "--at", metavar="TIME", help="Deliver at this time: 2030-01-31T08:00 (local), ...T08:00+00:00."
 )
-@click.option(
-    "--expires", "ttl_s", type=Duration(), help="Park a message that waits longer: 90s, 7d."
-)
+@click.option("--ttl", "ttl_s", type=Duration(), help="Park a message that waits longer: 90s, 7d.")
 @click.option("--priority", type=click.IntRange(0, 9), help="Of all messages, where brokers can.")
 @rate_option
 @click.option("--redundant", is_flag=True, help="Have two brokers confirm each message.")

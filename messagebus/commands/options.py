@@ -22,6 +22,7 @@ from click.core import ParameterSource
 
 from messagebus.commands.exits import Group
 from messagebus.stats import Durability
+from messagebus.telemetry.jsonlog import FORMS, configure_logging
 
 if TYPE_CHECKING:  # imports no client while only help is wanted
     from messagebus.config import BusConfig
@@ -234,6 +235,24 @@ def quiet_unless_verbose() -> None:
         logging.getLogger().setLevel(logging.WARNING)
 
 
+def log_to_stderr(form: str, *, verbose: bool = False) -> bool:
+    """Log warnings in this form, and with --verbose connections and lists: for what runs until a signal.
+
+    verbose: of the command's own; the program's counts, too. Returns whether one of them was given.
+    """
+    verbose = verbose or bool(click.get_current_context().find_root().params.get("verbose"))
+    configure_logging(form, logging.INFO if verbose else logging.WARNING)
+    return verbose
+
+
+log_option = click.option(
+    "--log",
+    "form",
+    type=click.Choice(FORMS),
+    default=FORMS[0],
+    show_default=True,
+    help="Logs on standard error, a line each: for people, or JSON.",
+)
 subscription_option = click.option(
     "--subscription", "-s", default="", help="Name of the subscription; a queue has none."
 )

@@ -14,7 +14,7 @@ import click
 
 from messagebus.admin import directory
 from messagebus.commands.exits import Exit, Group
-from messagebus.commands.options import NumberRange, bus_settings, quiet_unless_verbose
+from messagebus.commands.options import NumberRange, bus_settings, log_option, log_to_stderr
 from messagebus.config import PublisherConfig
 from messagebus.dialects import DIALECTS
 from messagebus.dsn import Address
@@ -146,6 +146,7 @@ def ddl(database: str, table: str, drop: bool) -> int:
     multiple=True,
     help="Refuse requests for other hosts there, but addresses and names without a dot. Repeatable.",
 )
+@log_option
 def relay(
     outbox: Named,
     once: bool,
@@ -156,6 +157,7 @@ def relay(
     keys_go_on: bool,
     metrics: str | None,
     names: tuple[str, ...],
+    form: str,
 ) -> int:
     """Publish each committed row, and delete it after its confirm, until SIGTERM or SIGINT.
 
@@ -179,7 +181,7 @@ def relay(
         notify=notify,
         key_waits=not keys_go_on,
     )
-    quiet_unless_verbose()
+    log_to_stderr(form)
     directory.reach(bus, publishing=True)
     # What others spool is none of the relay's: its rows wait in the database.
     publisher = replace(PublisherConfig.from_env(os.environ), spool=None)

@@ -10,9 +10,8 @@ import socket
 import click
 
 from messagebus.app import GRACE_S, App
-from messagebus.commands.options import NumberRange
+from messagebus.commands.options import NumberRange, log_option, log_to_stderr
 from messagebus.http.probes import ProbeServer, parse_address
-from messagebus.telemetry.jsonlog import FORMS, configure_logging
 from messagebus.worker import Supervisor, load, work
 from messagebus.worker.process import Parent, say
 from messagebus.worker.supervisor import PARENT_OPTION, child_command
@@ -45,14 +44,7 @@ GRACE_S_MAX = 86_400
     show_default=True,
     help="For handlers that run at SIGTERM.",
 )
-@click.option(
-    "--log",
-    "form",
-    type=click.Choice(FORMS),
-    default=FORMS[0],
-    show_default=True,
-    help="Logs on standard error, a line each: for people, or JSON.",
-)
+@log_option
 @click.option("-v", "--verbose", is_flag=True, help="Also log connections and consumer lists.")
 @click.option(PARENT_OPTION, type=int, hidden=True)
 def worker(
@@ -77,9 +69,7 @@ def worker(
     Example:
       messagebus worker shop.orders:app --processes 4 --health 127.0.0.1:8080 --log json
     """
-    verbose = verbose or bool(click.get_current_context().find_root().params.get("verbose"))
-    # Failed runs, which are warnings, are what one wants to see here.
-    configure_logging(form, logging.INFO if verbose else logging.WARNING)
+    verbose = log_to_stderr(form, verbose=verbose)
     logging.getLogger("messagebus.worker").setLevel(logging.INFO)  # its handlers, always
     address = None if health is None else parse_address(health)
     if names and address is None:

@@ -32,6 +32,10 @@ NO_PRIORITY = "a message with a priority has no place"
 REFUSED_FOR_EVER = (NOT_ENCODED, TOO_LONG, NO_PRIORITY)
 NO_READER = "no queue took it; declare a subscription first"
 END_CONFIRMED, END_UNROUTABLE = End(CONFIRMED), End(UNROUTABLE, NO_READER)
+LATE_WHILE_OPENED = (
+    f"{DEADLINE_PASSED} while its queues were created on the brokers, some four seconds the first time:"
+    " publish again"
+)
 FULL_TOO_LONG = f"{DEADLINE_PASSED}: the broker refused it until then, because a queue is full"
 END_REFUSED = End(REFUSED, "the broker refused it")
 END_PERHAPS_STORED = End(UNKNOWN, "not taken, after an attempt whose link was lost")

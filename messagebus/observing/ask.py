@@ -23,7 +23,7 @@ from messagebus._io.agents.consumer_list import fetch_list
 from messagebus._io.agents.http import http_client
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.clock import wall_ms
-from messagebus.config import BusConfig
+from messagebus.config import BusConfig, with_agents
 from messagebus.errors import ConfigError, ListError, ListUnavailable, LoginRefused, reason_of
 from messagebus.observing.rules import UNKNOWN_QUERY
 from messagebus.observing.snapshot import (
@@ -38,9 +38,6 @@ from messagebus.observing.snapshot import (
     read_answer,
 )
 
-NO_AGENTS = (
-    "this command asks agents, and a single RabbitMQ has none: set list_urls (MESSAGEBUS_LIST_URL)"
-)
 ANSWER_WITHIN_S = 1.5
 LIST_WITHIN_S = 3.0
 TRAIL_WITHIN_S = 3.0
@@ -88,9 +85,7 @@ class Asker:
         prometheus: str = "",
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        if not bus.list_urls:
-            raise ConfigError(NO_AGENTS)
-        self._bus = bus
+        self._bus = with_agents(bus)
         limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0 * STATE_WAIT_S)
         self._http = http_client(bus, transport=transport, limits=limits, apart=True)
         self._agents: dict[str, _Agent] = {}

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 VARIABLE = "MESSAGEBUS_CONSUMER_DEDUP"
 DIALECTS = ("sqlite", "postgresql", "mysql")
-# Redrives of one message whose records `show` looks for: each has a record of its own.
+# Redrives of one message whose records are looked for: each has a record of its own.
 REDRIVES_MAX = 20
 
 
@@ -62,8 +62,7 @@ _timeout_option = click.option(
 _redriven_option = click.option(
     "--redriven",
     type=click.IntRange(min=0),
-    default=0,
-    help="The record of the attempt after this many redrives from the parking queue.",
+    help="The record of the attempt after this many redrives from the parking queue, alone.",
 )
 _as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 _ids = click.argument("ids", nargs=-1, required=True, metavar="ID...")
@@ -96,11 +95,7 @@ def stats(url: str | None, timeout_s: float, as_json: bool) -> int:
 @_ids
 @_store_option
 @_subscription_option
-@click.option(
-    "--redriven",
-    type=click.IntRange(min=0),
-    help="The record of the attempt after this many redrives from the parking queue, alone.",
-)
+@_redriven_option
 @_timeout_option
 @_as_json_option
 def show(
@@ -120,8 +115,7 @@ def show(
     Example:
       messagebus dedup show 5e0c31b8 --subscription orders/billing --json
     """
-    redrives = range(REDRIVES_MAX + 1) if redriven is None else [redriven]
-    asked = [(name, count) for name in ids for count in redrives]
+    asked = _asked(ids, redriven)
     keys = _keys(subscription, asked)
     records = _ask(url, timeout_s, lambda store: store.show(keys))
     found = [(*each, record) for each, record in zip(asked, records, strict=True) if record]
@@ -146,20 +140,25 @@ def show(
 @_redriven_option
 @_timeout_option
 def forget(
-    ids: tuple[str, ...], url: str | None, subscription: str, redriven: int, timeout_s: float
+    ids: tuple[str, ...],
+    url: str | None,
+    subscription: str,
+    redriven: int | None,
+    timeout_s: float,
 ) -> int:
     """Forget the messages ID of a subscription: the next copy of each is handled as if it were the first.
 
-    A consumer that has just handled one remembers it by itself for another minute. A message that was put
-    back from its parking queue runs again without this. Exit code 4: nothing was known of any of them.
+    It deletes the record of each message, and those of its first 20 redrives. A consumer that has just
+    handled one remembers it by itself for another minute. A message that is redriven from its parking queue
+    runs again without this. Exit code 4: nothing was known of any of them.
 
     \b
     Example:
       messagebus dedup forget 5e0c31b8 --store redis://cache --subscription orders/billing
     """
-    keys = _keys(subscription, [(name, redriven) for name in ids])
+    keys = _keys(subscription, _asked(ids, redriven))
     count = _ask(url, timeout_s, lambda store: store.forget(keys))
-    say(f"forgot {count} of {plural(len(set(ids)), 'message')}")
+    say(f"forgot {plural(count, 'record')} of {plural(len(set(ids)), 'message')}")
     return Exit.DONE if count else Exit.ABSENT
 
 
@@ -179,6 +178,12 @@ def ddl(database: str) -> int:
     for statement in dedup_ddl(database):
         click.echo(f"{statement};")
     return Exit.DONE
+
+
+def _asked(ids: Sequence[str], redriven: int | None) -> list[tuple[str, int]]:
+    """Return the records that are meant: of each message all of them, or one."""
+    redrives = range(REDRIVES_MAX + 1) if redriven is None else [redriven]
+    return [(name, count) for name in ids for count in redrives]
 
 
 def _keys(subscription: str, asked: Sequence[tuple[str, int]]) -> list[bytes]:

@@ -180,12 +180,11 @@ def _of_settings(environ: Mapping[str, str]) -> Iterator[Finding]:
 # The bus.
 async def _of_bus(bus: BusConfig, rights: Rights) -> list[Finding]:
     found = list(_of_certificate(bus))
-    entry, name = await _of_address(
-        bus, "balancer", bus.address, Rights() if bus.list_urls else rights
-    )
+    if not bus.list_urls:  # one RabbitMQ is the whole bus
+        entry, _name = await _of_address(bus, "broker", bus.address, rights)
+        return [*found, *entry]
+    entry, name = await _of_address(bus, "balancer", bus.address, Rights())
     found += entry
-    if not bus.list_urls:
-        return found
     listed, of_lists = await _of_lists(bus)
     found += of_lists
     if listed is None:
@@ -320,7 +319,7 @@ async def _why_no_link(
     spoken = await _spoken(address, tls=bus.tls)
     if spoken := spoken or ("plain AMQP" if "WRONG_VERSION_NUMBER" in told else ""):
         return _fault(what, f"this port speaks {spoken}", _TODO_SPOKEN[spoken])
-    if bus.list_urls and what.startswith("balancer"):
+    if what.startswith("balancer"):
         return _fault(what, told, f"check that a broker is up behind it: {_BEHIND}")
     return _fault(what, told, "check that it is RabbitMQ and has started")
 

@@ -37,7 +37,12 @@ from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.clock import LogLimit
 from messagebus.commands.exits import Exit
-from messagebus.commands.options import bus_settings, durability_option, quiet_unless_verbose
+from messagebus.commands.options import (
+    bus_settings,
+    durability_option,
+    log_option,
+    log_to_stderr,
+)
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, read_toml
 from messagebus.core.ends import REFUSED_FOR_EVER
 from messagebus.core.path import HOPS_MAX, Way, is_site, longer, way_on
@@ -347,8 +352,14 @@ def site_of(bus: BusConfig, whose: str) -> str:
     show_default=True,
     help="Sites that forward one message; 1: only messages that were published here.",
 )
+@log_option
 def forward(
-    topics: tuple[str, ...], target: Path, subscription: str, durability: str, hops_max: int
+    topics: tuple[str, ...],
+    target: Path,
+    subscription: str,
+    durability: str,
+    hops_max: int,
+    form: str,
 ) -> int:
     """Publish each message of TOPICS on the bus of another site too, under its id, until SIGTERM or SIGINT.
 
@@ -367,7 +378,7 @@ def forward(
     # What is spooled is not confirmed there: the store is the subscription.
     publisher = replace(publisher_config(target), spool=None)
     names = [_topic(each, Durability(durability)) for each in topics]
-    quiet_unless_verbose()
+    log_to_stderr(form)
     directory.reach(bus)
     directory.reach(there, publishing=True)
     ordered = _partitioned(bus)

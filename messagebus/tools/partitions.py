@@ -13,11 +13,10 @@ import click
 
 from messagebus._io.agents.subscriptions import abandon, count, move, topology
 from messagebus.admin.directory import brokers as listed_brokers
-from messagebus.admin.directory import with_agents
 from messagebus.broker import Broker, BrokerList
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import NumberRange, bus_settings, confirm
-from messagebus.config import BusConfig
+from messagebus.config import BusConfig, with_agents
 from messagebus.core.homes import Chain, Home, read_chains, segment_of
 from messagebus.destination import Topic
 from messagebus.errors import LinkLost, NotFound, TopologyError

@@ -14,7 +14,7 @@ from messagebus import Registration
 from messagebus.admin import directory
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings, confirm
-from messagebus.config import BusConfig
+from messagebus.config import BusConfig, with_agents
 from messagebus.errors import one_line
 from messagebus.observing.totals import SOURCES, at_least, counted
 from messagebus.secret import Secret
@@ -170,7 +170,7 @@ def as_operator(token_file: Path | None) -> tuple[BusConfig, Secret]:
 
     Raises ConfigError without agents, which have the token, and UsageError.
     """
-    settings = directory.with_agents(bus_settings())
+    settings = with_agents(bus_settings())
     if token_file is None:
         raise click.UsageError(f"Missing option '--token-file' ({TOKEN_SETTING}).")
     return settings, _token_of(token_file)

@@ -21,11 +21,10 @@ from messagebus.broker import ListedBroker
 from messagebus.commands.exits import Exit
 from messagebus.commands.flow import layout_option
 from messagebus.commands.options import NumberRange, bus_settings
-from messagebus.config import BusConfig
+from messagebus.config import BusConfig, with_agents
 from messagebus.destination import Topic, parse_destination
 from messagebus.envelope import Layout
 from messagebus.errors import (
-    ConfigError,
     LinkLost,
     LoginRefused,
     MessageBusError,
@@ -92,8 +91,7 @@ def tail(
     destination, bus = parse_destination(topic), bus_settings()
     if not isinstance(destination, Topic):
         raise click.UsageError(f"{topic}: a topic is tapped; consume takes from a queue")
-    if not bus.list_urls:
-        raise ConfigError("list_urls: must be given, because agents tap")
+    with_agents(bus)
     if everywhere and brokers:
         raise click.UsageError("--all or --broker, not both")
     try:

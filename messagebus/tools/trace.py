@@ -12,8 +12,7 @@ import click
 
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings, iso
-from messagebus.errors import ConfigError
-from messagebus.observing.ask import NO_AGENTS
+from messagebus.config import with_agents
 from messagebus.observing.trace import Trace, rows_of, trace
 from messagebus.terminal import escaped, say
 from messagebus.tools.find import evidence_of
@@ -47,11 +46,7 @@ def trace_command(
       messagebus trace 5f0c2a9be1d04773a1b20000000000c4
       messagebus trace 5f0c2a9b --topic orders --published-at 14:05 --json
     """
-    bus = bus_settings()
-    if not bus.list_urls:
-        raise ConfigError(
-            f"{NO_AGENTS}; there `messagebus parked show NAMES --match ID` looks for it"
-        )
+    bus = with_agents(bus_settings())
     published_ms = None if published_at is None else _time_ms(published_at)
     with ThreadPoolExecutor(1) as beside:
         observing = beside.submit(lambda: asyncio.run(observed(bus)))

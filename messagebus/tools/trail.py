@@ -23,7 +23,7 @@ import httpx
 
 from messagebus._io.agents.http import http_client
 from messagebus.clock import wall_ms
-from messagebus.config import BusConfig, bus_of
+from messagebus.config import BusConfig, with_agents
 from messagebus.core.ends import END_UNCONFIRMED
 from messagebus.errors import ConfigError, MessageBusError, reason_of
 from messagebus.hooks import Hooks
@@ -57,9 +57,7 @@ class Trail(Hooks):
     def __init__(
         self, bus: BusConfig | None, *, share: float = SHARE, client: str | None = None
     ) -> None:
-        bus = bus_of(bus)
-        if not bus.list_urls:
-            raise ConfigError("list_urls: must be given, because agents keep the trail")
+        bus = with_agents(bus)
         if not 0 <= share <= 1:
             raise ConfigError(f"share {share}: 0 to 1")
         self._bus, self._share = bus, share

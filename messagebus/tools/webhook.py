@@ -36,6 +36,8 @@ from messagebus.commands.options import (
     NumberRange,
     bus_settings,
     durability_option,
+    log_option,
+    log_to_stderr,
     subscription_option,
 )
 from messagebus.config import ConsumerConfig
@@ -350,6 +352,7 @@ async def opened(count: int) -> AsyncIterator[list[httpx.AsyncHTTPTransport]]:
     help="Limit for connecting and for each part of the answer; three times this for the whole answer.",
 )
 @durability_option
+@log_option
 def to_http(
     topic: str,
     url: str,
@@ -361,6 +364,7 @@ def to_http(
     attempts_max: int,
     timeout_s: float,
     durability: str,
+    form: str,
 ) -> int:
     """Post each message of TOPIC ("queue:NAME" for a queue) to URL, and ack it when the answer is 2xx.
 
@@ -381,6 +385,7 @@ def to_http(
     consumer = AsyncConsumer(bus, place, subscription=subscription, config=config)
     directory.reach(bus)
     policy = RetryPolicy(attempts_max=attempts_max)
+    log_to_stderr(form)
 
     async def run() -> Exit:
         async with opened(concurrency) as transports:

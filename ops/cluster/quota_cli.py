@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -210,8 +211,11 @@ def _lines(found: Mapping[str, Mapping[str, Quota]]) -> Iterator[str]:
 @quota.command("share", short_help="Compute the brokers' shares anew.")
 @click.option("--without", "absent", multiple=True, metavar="NAME", help="Leave out a dead broker.")
 @click.option("--without-agent", "silent", multiple=True, metavar="NAME", help="A dead agent.")
+@click.option("--in-playbook", is_flag=True, hidden=True)  # which holds the lock
 @inventory_option
-def share_command(absent: Iterable[str], silent: Iterable[str], file: Path) -> None:
+def share_command(
+    absent: Iterable[str], silent: Iterable[str], in_playbook: bool, file: Path
+) -> None:
     """Compute the brokers' shares of all quotas anew, as `ops add` and `ops remove` do.
 
     \b
@@ -219,7 +223,8 @@ def share_command(absent: Iterable[str], silent: Iterable[str], file: Path) -> N
       python -m ops quota share
     """
     nobody = frozenset(absent)
-    agents = nobody.union(silent)
-    quotas = Quotas(View(file.absolute(), Absent(brokers=nobody, agents=agents))).share()
+    view = View(file.absolute(), Absent(brokers=nobody, agents=nobody.union(silent)))
+    with nullcontext() if in_playbook else locked(view.file, "quota"):
+        quotas = Quotas(view).share()
     for each in quotas.values():
         say(str(each))

@@ -36,7 +36,7 @@ def quotas(
 ) -> Command:
     """Share the quotas among the brokers of now. without: dead brokers; without_agents: of dead agents."""
     agents = _without(without_agents, "--without-agent")
-    return ops(inventory, "quota", "share", *_without(without), *agents)
+    return ops(inventory, "quota", "share", "--in-playbook", *_without(without), *agents)
 
 
 def _without(names: Iterable[str], option: str = "--without") -> list[str]:

@@ -145,6 +145,19 @@ def test_a_password_file_that_cannot_be_read_is_told(tmp_path: Path, raw: bytes 
     assert "xff" not in str(raised.value)
 
 
+@pytest.mark.parametrize("written", ["sesame", "ses/ame", "/no/sesame"])
+def test_a_secret_that_was_set_for_its_file_is_not_shown(written: str) -> None:
+    makes: list[Callable[[], object]] = [
+        lambda: BusConfig(password_file=written),
+        lambda: BusConfig.from_mapping({"password_file": written}),
+        lambda: BusConfig.from_env({"MESSAGEBUS_PASSWORD_FILE": written}),
+    ]
+    for make in makes:
+        with pytest.raises(ConfigError, match=r"password_file: .*No such file") as raised:
+            make()
+        assert "ses" not in str(raised.value)
+
+
 @pytest.mark.parametrize("raw", [b"broker =", b"\xff", b"brokr = 'x'", b"heartbeat_s = true"])
 def test_a_bad_file_is_told(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "bus.toml"

@@ -102,7 +102,7 @@ def test_consumed_published_and_consumed_again_a_message_is_the_same(sent: list[
         ('{"body_base64": "é"}', "body_base64: "),
         ('{"body": "\\ud800"}', "body: "),
         ('{"body": "x", "body": "y"}', "names one thing twice"),
-        ('{"body": "x", "expires_s": -1}', "expires_s: seconds"),
+        ('{"body": "x", "ttl_s": -1}', "ttl_s: seconds"),
         ('{"body": "x", "delay_s": true}', "delay_s: seconds"),
         ('{"body": "x", "delay_s": NaN}', "NaN is no number"),
         ('{"body": "x", "headers": []}', "headers: a JSON object"),

@@ -44,6 +44,7 @@ def delivery(attempt: int = 1) -> Delivery:
         ({"retry_on": (1,)}, "retry_on (1,): a tuple"),
         ({"give_up_on": [KeyError]}, "give_up_on"),
         ({"then": "drown"}, "then 'drown': 'park', 'drop', 'park-key', 'stop'"),
+        ({"then": []}, "then []: 'park', 'drop', 'park-key', 'stop'"),
         ({"where": "here"}, "where 'here': 'ladder', 'place' or None"),
     ],
 )

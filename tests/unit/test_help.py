@@ -20,6 +20,8 @@ from messagebus.commands.options import NumberRange
 from ops import __main__ as ops
 from tests.support.documents import ROOT
 
+# What runs until a signal.
+RUNNING = ("agent", "forward", "gateway", "monitor", "outbox relay", "to-http", "worker")
 GROUPS = {
     "messagebus": "messagebus.__main__:cli",
     "python -m lb": "lb.__main__:cli",
@@ -86,6 +88,12 @@ def test_every_command_says_what_it_does_in_whole_words(
     # None of click's marks is left; click leaves them in a text that it does not take for its own.
     assert "\\b" not in text
     assert "\b" not in text
+
+
+@pytest.mark.parametrize("command", RUNNING)
+def test_what_runs_until_a_signal_logs_as_text_or_json(command: str) -> None:
+    text = context_of("messagebus", GROUPS["messagebus"], tuple(command.split())).get_help()
+    assert "--log [text|json]" in text
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,32 @@ def test_a_single_broker_is_said_to_have_no_agents() -> None:
         count_subscriptions(BusConfig())
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (None, "not NoneType; receive returns None when no message came in time"),
+        ("x", "not str"),
+        ([], "not list; answer each of them by a call of its own"),
+    ],
+)
+async def test_an_answer_to_what_is_no_delivery_is_one_line(given: Any, told: str) -> None:
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    answers: dict[str, dict[str, Any]] = {
+        **{"ack": {}, "nack": {}, "ack_safe": {}},
+        **{"retry": {"after_s": 1}, "park": {"reason": "x"}},
+    }
+    async with bus.async_consumer("orders", subscription="billing") as consumer:
+        for name, options in answers.items():
+            with pytest.raises(TypeError, match=told) as fault:
+                await getattr(consumer, name)(given, **options)
+            assert fault.value.__suppress_context__
+    with bus.consumer("orders", subscription="billing") as blocking:
+        for name, options in answers.items():
+            with pytest.raises(TypeError, match=told):
+                getattr(blocking, name)(given, **options)
+
+
 def test_an_error_behind_a_blocking_call_is_shown_alone() -> None:
     with pytest.raises(LinkLost) as fault:
         declare(BusConfig(broker="127.0.0.1:1"), ["orders/billing"], timeout_s=1)

@@ -96,7 +96,7 @@ def test_what_is_no_number_of_the_range_is_a_plain_error_at_each_entrance(value:
         with pytest.raises(Problem):
             seconds(value, "mb-delay-s", 0, 9)
     if not isinstance(value, bytes | None | int) or isinstance(value, bool):
-        for name in ("delay_s", "expires_s"):
+        for name in ("delay_s", "ttl_s"):
             line = json.dumps({"destination": "orders", "body": "x", name: value}).encode()
             for read in (read_line, read_envelope):
                 with pytest.raises(MessageInvalid):

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from messagebus._io.agents.http import http_client
+from messagebus._io.loop import Tasks
 from messagebus.broker import LIST_BYTES_MAX, BrokerList, ListedBroker
 from messagebus.clock import LogLimit, monotonic_ms
 from messagebus.config import BusConfig
@@ -124,7 +125,7 @@ class ListFollower:
         """Called after `on_list`; ends when the brokers were dialled. Then the list is told as applied."""
         self._applied = -1
         self._warnings = LogLimit(WARN_EVERY_MS)
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def start(self) -> None:
         """Begin. `on_list` may be called before this returns."""
@@ -135,22 +136,10 @@ class ListFollower:
         self._begin()
 
     def _begin(self) -> None:
-        self._task = asyncio.create_task(self._follow(), name="messagebus-list")
-        self._task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Begin again soon where it is the application that has cancelled all tasks of its loop."""
-        if task is self._task and task.cancelled():
-            loop = asyncio.get_running_loop()
-            loop.call_later(
-                ASK_EVERY_MS / 1000, lambda: self._begin() if task is self._task else None
-            )
+        self._tasks.spawn(self._follow(), cancelled=self._begin, pause_s=ASK_EVERY_MS / 1000)
 
     async def stop(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _follow(self) -> None:
         turn = 0

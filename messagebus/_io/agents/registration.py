@@ -22,7 +22,7 @@ from messagebus._io.amqp.control import mismatch_text
 from messagebus._io.amqp.link import Credentials, Link, dial
 from messagebus._io.wire import Registration, Topology
 from messagebus.clock import monotonic_ms, whole_ms
-from messagebus.config import BusConfig
+from messagebus.config import NO_AGENTS, BusConfig
 from messagebus.core.homes import mark_of
 from messagebus.core.route import backoff_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Delay, Destination, Queue, Subscription, Topic
@@ -286,7 +286,7 @@ class Alone:
         on_answer: Callable[[Registration], None] | None = None,
     ) -> Registration:
         if any(isinstance(each, Topic) and each.partitions for each in wanted):
-            raise NameInvalid("partitions need agents and a consumer list (list_urls)")
+            raise NameInvalid(f"partitions: {NO_AGENTS}")
         link = await dial(
             self._bus.address,
             credentials(self._bus),
@@ -296,7 +296,8 @@ class Alone:
             async with asyncio.timeout(timeout_ms / 1000):
                 created = await self._bring_about(link, wanted)
         except TimeoutError:
-            missing = {self._bus.broker: f"not settled within {timeout_ms} ms"}
+            why = f"not settled within {timeout_ms / 1000:g} s; a new queue takes {SETTLE_MS / 1000:g} s"
+            missing = {self._bus.broker: why}
             raise RegistrationIncomplete(", ".join(map(str, wanted)), missing) from None
         except ChannelRefused as fault:
             raise TopologyError(str(fault)) from fault

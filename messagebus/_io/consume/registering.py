@@ -70,9 +70,8 @@ class Registering:
     def begin(self) -> None:
         """Register at the start, and when a broker lacks the queue: one that expires may have done so."""
         if not self._tasks.is_over and (self._running is None or self._running.done()):
-            loop, pause_s = asyncio.get_running_loop(), REGISTER_RETRY_MS / 1000
             self._running = self._tasks.spawn(
-                self._register(), cancelled=lambda: loop.call_later(pause_s, self.begin)
+                self._register(), cancelled=self.begin, pause_s=REGISTER_RETRY_MS / 1000
             )
 
     async def _register(self) -> None:

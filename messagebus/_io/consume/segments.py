@@ -70,14 +70,11 @@ class Segments:
 
     def _follow(self) -> None:
         """Ask the agents for other homes from now on; again where the application cancelled all tasks."""
-        if self._tasks.is_over:
-            return
         topic = self._source.topic.name
         following = follow_homes(
             self._wire.topology(), topic, lambda: self._homes, self._learn, log=log
         )
-        loop = asyncio.get_running_loop()
-        self._tasks.spawn(following, cancelled=lambda: loop.call_later(ASK_AGAIN_S, self._follow))
+        self._tasks.spawn(following, cancelled=self._follow, pause_s=ASK_AGAIN_S)
 
     def _first_unfinished(self) -> list[str]:
         """Return, of each partition, the first segment that may have something for us: the others wait."""

@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from messagebus._io.amqp.link import Link
 from messagebus._io.loop import Tasks
@@ -120,13 +121,13 @@ class Destinations:
         self._gone.pop(destination, None)
         if self._resting.pop(destination, None) is not None:
             if not self._to_look_for:
-                self._tasks.spawn(self._look(), cancelled=self._look_cancelled)
+                self._tasks.spawn(self._look(), cancelled=self._look_cancelled, pause_s=RETRY_S)
             self._to_look_for[destination] = address
             return
         if not address.wanted:
             self._backlog.open(destination)
             return
-        self._tasks.spawn(self._open(address), cancelled=lambda: self._cancelled(address))
+        self._spawn(self._open(address), address)
 
     def _refuse_again(self, destination: str, refusal: _Refusal) -> None:
         if destination not in self.known:
@@ -141,11 +142,10 @@ class Destinations:
         names = [place + asked for asked in self._options]
         return [name for name in names if any(name in each for each in known)]
 
-    @property
-    def opening(self) -> int:
-        """The number of destinations that are being registered and settled."""
+    def opening(self) -> list[str]:
+        """Return the destinations that are being registered and settled. Other threads ask, too."""
         is_open = self._pending.is_usable
-        return sum(not is_open(each) for each in list(self.known))  # other threads ask, too
+        return [each for each in list(self.known) if not is_open(each)]
 
     async def verify(self, link: Link) -> list[Address]:
         """Check which of the destinations in use a new link has; those that it lacks wait or are refused.
@@ -271,19 +271,22 @@ class Destinations:
                 return
             # It ended meanwhile, or this broker lacks the exchange: the next link will have it.
             self._leave()
-            self._tasks.spawn(self._open_later(address), cancelled=lambda: self._cancelled(address))
+            self._spawn(self._open_later(address), address)
         except MessageBusError as fault:
             self._refuse(address, str(fault))
         else:
             self._backlog.open(address.destination)
             self._wake()
 
+    def _spawn(self, opening: Coroutine[Any, Any, None], address: Address) -> None:
+        self._tasks.spawn(opening, cancelled=lambda: self._cancelled(address), pause_s=RETRY_S)
+
     def _cancelled(self, *addresses: Address) -> None:
         """Have these opened again for their messages: the application has cancelled all tasks."""
         for address in addresses:
             if self.known.get(address.destination) is address:
                 self._gone[address.destination] = self.known.pop(address.destination)
-        self._loop.call_later(RETRY_S, self.open_held)
+        self.open_held()
 
     def _look_cancelled(self) -> None:
         addresses = list(self._to_look_for.values())

@@ -45,6 +45,7 @@ from messagebus.clock import NS_PER_MS, monotonic_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.ends import (
     END_UNCONFIRMED,
+    LATE_WHILE_OPENED,
     PUBLISHER_STOPPED,
     REFUSED,
     End,
@@ -344,13 +345,22 @@ class PublishDriver:
         try:
             self.door.before_tick(now)
             if now >= self.pending.backlog.earliest_ms:
-                self.settle(self.pending.expire(now, self.why_late()))
+                self.settle(self._expire(now))
             if self.pending.full is not None:
                 self._try_full(now, self.pending.full)
             self.links.tick(now)
         finally:  # whatever a log filter of the application raises, deadlines hold
             self.arm(now)
         self.door.after_tick(now)
+
+    def _expire(self, now: int) -> list[Item]:
+        """Settle what has passed its deadline, each item with the cause that is known."""
+        settled: list[Item] = []
+        if not self.links.dialer.last_fault and (opening := self.destinations.opening()):
+            held = (item for item in self.pending.unsettled() if item.destination in opening)
+            late = [item for item in held if item.deadline_ms <= now]
+            settled = self.pending.withdraw(late, LATE_WHILE_OPENED)
+        return settled + self.pending.expire(now, self.why_late())
 
     def _try_full(self, now: int, full: FullDestinations) -> None:
         """Try full destinations again, at another broker where there is one."""
@@ -408,7 +418,7 @@ class PublishDriver:
             retried=self.pending.retried,
             backlog=self.pending.backlog.messages,
             window=self.pending.in_flight.count,
-            settling=self.destinations.opening,
+            settling=len(self.destinations.opening()),
             dials=self.links.route.dials,
             moves=self.links.route.moves,
             links_lost=self.links.lost,

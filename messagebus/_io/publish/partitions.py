@@ -229,12 +229,13 @@ class Partitions:
         )
         topic.asking = asking = self._tasks.spawn(
             following,
-            cancelled=lambda: self._loop.call_later(ASK_AGAIN_S, self._ask_again, topic, asking),
+            cancelled=lambda: self._ask_again(topic, asking),
+            pause_s=ASK_AGAIN_S,
         )
 
     def _ask_again(self, topic: _Topic, cancelled: asyncio.Task[None]) -> None:
         """Ask on where it is the application that has cancelled all tasks of its loop."""
-        if topic.asking is cancelled and not self._tasks.is_over:
+        if topic.asking is cancelled:
             self._ask(topic)
 
     def _learn(self, topic: _Topic, text: str, sent_ms: int) -> bool:

@@ -7,8 +7,6 @@ its own broker, opens the broker's gate, and tells whether publishers are welcom
 from __future__ import annotations
 
 import asyncio
-import logging
-import sys
 from pathlib import Path
 
 from messagebus.services.agent.config import AgentConfig
@@ -18,17 +16,10 @@ __all__ = ["AgentConfig", "genesis", "run"]
 
 
 def run(config_path: str | Path) -> int:
-    """Run the agent of a settings file until SIGTERM or SIGINT; it logs to standard error.
+    """Run the agent of a settings file until SIGTERM or SIGINT. The caller has configured its logs.
 
     Returns 0 at its end. Raises ConfigError when a setting or a port is wrong.
     """
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     asyncio.run(_serve(AgentConfig.from_file(config_path)))
     return 0
 

@@ -42,7 +42,7 @@ from messagebus.services.gateway.problems import Problem, encoded, seconds
 KEY_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 TIMEOUT_S, TIMEOUT_S_MAX = 5.0, 30.0
 DELAY_S_MAX = 7 * 86_400
-EXPIRES_S_MAX = 4_294_967
+TTL_S_MAX = 4_294_967
 HEADERS_MAX, HEADERS_BYTES_MAX = 64, 16 * 1024
 # Bodies above this take turns.
 LARGE_BYTES = 1 << 20
@@ -130,8 +130,8 @@ class _Headers:
             self.own_bytes += len(name) - 10 + len(value.encode())
         elif name == "mb-priority":
             self.fields["priority"] = int(value) if re.fullmatch(r"\d", value) else value
-        elif name == "mb-expires-s":
-            self.options["ttl_s"] = seconds(value, name, 0, EXPIRES_S_MAX)
+        elif name == "mb-ttl-s":
+            self.options["ttl_s"] = seconds(value, name, 0, TTL_S_MAX)
         elif name == "mb-delay-s":
             self.options["deliver_after_s"] = seconds(value, name, 0, DELAY_S_MAX)
         elif name == "mb-timeout-s":
@@ -423,8 +423,8 @@ def read_entry(entry: Any) -> tuple[bytes | Message, Options]:
             fields["message_id" if name == "id" else name] = value
         elif name == "delay_s":
             options["deliver_after_s"] = _seconds_of(name, value, DELAY_S_MAX)
-        elif name == "expires_s":
-            options["ttl_s"] = _seconds_of(name, value, EXPIRES_S_MAX)
+        elif name == "ttl_s":
+            options["ttl_s"] = _seconds_of(name, value, TTL_S_MAX)
         elif name not in _IGNORED:
             raise MessageInvalid(f"{name[:40]!r}: no such member")
     if str(fields.get("reply_to", "")).startswith(_OWN):

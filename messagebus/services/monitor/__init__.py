@@ -43,7 +43,6 @@ def run(config_path: str | Path | None = None, *, listen: str | None = None) -> 
 
     Returns 0 after an orderly end. Raises ConfigError when a setting or a port is wrong.
     """
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     gc.set_threshold(*GC_THRESHOLDS)
     if config_path is None:
         config = MonitorConfig(bus=BusConfig.from_env(os.environ), listen=listen or LISTEN)

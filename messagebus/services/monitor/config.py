@@ -12,7 +12,7 @@ from typing import Any, Self
 from messagebus import BusConfig, ConfigError, Secret
 from messagebus.broker import Broker, is_http
 from messagebus.checks import raise_faults
-from messagebus.config import read_toml
+from messagebus.config import NO_AGENTS, read_toml
 from messagebus.http.guard import is_loopback, is_public_url
 from messagebus.services.monitor.people import PASSWORD_FORM, ROLES, Person, Proxy, Role, Token
 from messagebus.terminal import did_you_mean
@@ -73,9 +73,7 @@ class MonitorConfig:
         if self.url and not is_public_url(self.url):
             faults.append(f"url {self.url!r}: an origin such as https://bus.example")
         if not self.bus.list_urls:
-            faults.append(
-                "list_urls (MESSAGEBUS_LIST_URL): must be given, because the agents are asked"
-            )
+            faults.append(NO_AGENTS)
         faults += [
             f"{what}: {url!r}: http:// or https:// address wanted"
             for what, url in (

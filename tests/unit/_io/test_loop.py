@@ -22,6 +22,7 @@ from messagebus._io.amqp_wire import OURS, AmqpWire, namesake
 from messagebus._io.loop import LoopThread, Tasks, run_blocking
 from messagebus.broker import Broker
 from messagebus.secret import Secret
+from tests.support.eventually import eventually_async
 
 WITHIN_S = 60
 
@@ -204,6 +205,26 @@ async def test_cancel_ends_all_and_waits_for_them(caplog: pytest.LogCaptureFixtu
     assert sorted(ended) == [0, 1, 2]
     assert all(task.cancelled() for task in spawned)
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.001])
+async def test_work_whose_task_is_cancelled_begins_again_after_its_pause_until_its_owner_ends(
+    pause_s: float,
+) -> None:
+    tasks, begun = Tasks(), list[asyncio.Task[None]]()
+
+    def begin() -> None:
+        begun.append(tasks.spawn(asyncio.sleep(WITHIN_S), cancelled=begin, pause_s=pause_s))
+
+    begin()
+    for count in (2, 3):
+        begun[-1].cancel()
+        await eventually_async(lambda n=count: len(begun) == n, within_s=WITHIN_S)  # type: ignore[misc]
+    begun[-1].cancel()
+    await tasks.cancel()
+    await asyncio.sleep(2 * pause_s)
+    assert len(begun) == 3
+    assert begun[-1].done()
 
 
 async def seven() -> int:

@@ -54,7 +54,7 @@ def publish(*words: str, given: bytes = b"hello") -> Result:
 
 
 def test_options_become_those_of_the_message(sent: Sent) -> None:
-    words = ["--key", "k", "--type", "t", "--id", "mine", "--delay", "90s", "--expires", "2h"]
+    words = ["--key", "k", "--type", "t", "--id", "mine", "--delay", "90s", "--ttl", "2h"]
     words += ["--priority", "3", "--redundant", "--header", "a=1", "--header", "b=x=y"]
     assert publish("orders", "-", *words, "--rate", "50").exit_code == Exit.DONE
     [(to, message, options)] = sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from messagebus.__main__ import cli
 from messagebus.commands.exits import Exit
+from messagebus.errors import NotReady
 from messagebus.outbox import Outbox, session
 from messagebus.outbox.table import Table
 from messagebus.tools import outbox as outbox_command
@@ -35,6 +37,20 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Co
         assert made.exit_code == Exit.DONE
         connection.executescript(made.stdout)
         yield connection
+
+
+def test_a_relay_logs_as_json_where_it_is_asked_to(
+    shop: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reach(*_: object, **__: object) -> None:
+        logging.getLogger("messagebus.publisher").warning("link lost broker=%s", "mb1:5672")
+        raise NotReady("no answer")
+
+    monkeypatch.setattr("messagebus.admin.directory.reach", reach)
+    line, _end = run("relay", "--log", "json").stderr.splitlines()
+    told = json.loads(line)
+    assert (told["event"], told["broker"], told["level"]) == ("link lost", "mb1:5672", "WARNING")
+    assert " WARNING messagebus.publisher link lost broker=mb1:5672" in run("relay").stderr
 
 
 def park(connection: sqlite3.Connection, *bodies: bytes, destination: str = "orders") -> None:

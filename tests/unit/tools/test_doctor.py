@@ -117,6 +117,12 @@ def test_a_bus_that_is_well_has_no_fault_and_no_doubt(rig: Rig) -> None:
     assert whats == ["versions", "settings", "balancer", "list", "broker", "agent"]
 
 
+def test_one_rabbitmq_is_a_broker_and_no_balancer(rig: Rig) -> None:
+    del rig.env["MESSAGEBUS_LIST_URL"]
+    whats = [each.what.split()[0] for each in rig.examine()]
+    assert (whats[-1], "balancer" in whats) == ("broker", False)
+
+
 def silent(rig: Rig) -> None:
     """Take connections into a backlog and answer nothing, as behind a firewall that drops."""
     rig.monkeypatch.setattr(doctor, "ANSWER_S", 0.5)

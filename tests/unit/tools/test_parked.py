@@ -267,9 +267,18 @@ def test_what_is_known_of_messages_is_shown(url: str) -> None:
 
 def test_what_is_forgotten_is_known_no_more(url: str) -> None:
     where = ("--store", url, "--subscription", NAME)
-    assert command("forget", "a", "z", *where).output == "forgot 1 of 2 messages\n"
+    told = command("forget", "a", "z", "--redriven", "1", *where).output
+    assert told == "forgot 1 record of 2 messages\n"
+    assert command("show", "a", *where).return_value == 0
+    assert command("forget", "a", *where).output == "forgot 1 record of 1 message\n"
+    assert command("show", "a", *where).return_value == 4
     assert command("forget", "a", *where).return_value == 4
-    assert command("show", "a", "--redriven", "1", *where).return_value == 0
+
+
+def test_what_is_forgotten_is_forgotten_with_its_redrives(url: str) -> None:
+    where = ("--store", url, "--subscription", NAME)
+    assert command("forget", "a", *where).output == "forgot 2 records of 1 message\n"
+    assert command("show", "a", *where).return_value == 4
 
 
 def test_without_a_store_or_a_subscription_nothing_is_done(

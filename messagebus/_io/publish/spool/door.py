@@ -21,16 +21,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from messagebus._io.hooks import HookChain
+from messagebus._io.loop import Tasks
 from messagebus._io.publish.calls import Call
 from messagebus._io.publish.door import Sending, SpoolCounts
 from messagebus._io.publish.publishes import Bundle, Many, Publish, Waiter, encode_publish
-from messagebus._io.publish.spool.keeper import Keeper
+from messagebus._io.publish.spool.keeper import DISK_RETRY_MS, Keeper
 from messagebus._io.publish.spool.records import Records, name_of
 from messagebus._io.publish.spool.replayer import REPLAY_MESSAGES, Replayed, Replayer
 from messagebus._io.publish.spool.writer import Disk, Writer, fits
@@ -261,9 +262,9 @@ class DiskDoor:
 
     # The driver's own moments.
     def start(self) -> None:
-        self._driver.tasks.spawn(self._take_over())
-        self._driver.tasks.spawn(self._writer.run())
-        self._driver.tasks.spawn(self._replayer.run())
+        _begin(self._driver.tasks, self._take_over)
+        _begin(self._driver.tasks, self._writer.run)
+        _begin(self._driver.tasks, self._replayer.run)
 
     async def _take_over(self) -> None:
         self._taken_over_ms = monotonic_ms()
@@ -299,7 +300,7 @@ class DiskDoor:
         self._keeper.tidy(now)
         is_due = now - self._taken_over_ms >= ADOPT_MS
         if is_due and not self._phases.is_away and self._is_open:
-            self._driver.tasks.spawn(self._take_over())
+            _begin(self._driver.tasks, self._take_over)
         self._writer.wanted.set()
         self._replayer.wanted.set()
 
@@ -348,3 +349,8 @@ class DiskDoor:
             keeper.damaged,
             {**replayer.ends, CONFIRMED: replayed},
         )
+
+
+def _begin(tasks: Tasks, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run this; again where the application cancelled all tasks of its loop."""
+    tasks.spawn(work(), cancelled=lambda: _begin(tasks, work), pause_s=DISK_RETRY_MS / 1000)

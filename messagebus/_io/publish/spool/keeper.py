@@ -51,7 +51,7 @@ WRONG_SETTING = (
 )
 
 
-def words_of(fault: Exception) -> str:
+def words_of(fault: BaseException) -> str:
     """Return words for a fault of the disk, or of the library itself."""
     words = fault.strerror if isinstance(fault, OSError) else None
     return words or reason_of(fault)
@@ -83,6 +83,7 @@ class Keeper:
                 raise ConfigError(f"spool {str(root)!r}: {fault.strerror}") from None
             self.first_fault = fault
         self.disk = DiskThread()
+        self._adopting: asyncio.Future[tuple[list[Store], int]] | None = None
         self._foreign: set[Path] = set()  # sub-folders of other buses, logged
         self.taken_over = asyncio.Event()
         """Set when all is known that processes have left which had ended before the start."""
@@ -141,12 +142,20 @@ class Keeper:
 
     # What others leave.
     async def take_over(self) -> None:
-        """Take over what processes that ended have left."""
-        try:
-            found, damaged = await self.disk.call(adopt, self.root, self._bus_name, self._foreign)
-        except Exception as fault:  # any other one is a fault of the library: publishes go on
-            log.error("spool unreadable folder=%s reason=%r", self.root, words_of(fault))
+        """Take over what processes that ended have left. Where this is cancelled, the next call ends it."""
+        adopting = self._adopting
+        if adopting is None:
+            adopting = self.disk.call(adopt, self.root, self._bus_name, self._foreign)
+            self._adopting = adopting
+        await asyncio.wait([adopting])
+        if self._adopting is not adopting:  # a call beside this one has them
+            return
+        self._adopting = None
+        if (fault := adopting.exception()) is None:
+            found, damaged = adopting.result()
+        else:  # of the disk, or of the library: publishes go on
             found, damaged = [], 0
+            log.error("spool unreadable folder=%s reason=%r", self.root, words_of(fault))
         self.damaged += damaged
         for store in found:
             for lane in store.index.lanes:

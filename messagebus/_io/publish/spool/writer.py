@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from messagebus._io.publish.door import Sending
 from messagebus._io.publish.publishes import Publish
-from messagebus._io.publish.spool.folder import SEGMENT_BYTES, segment_name
+from messagebus._io.publish.spool.folder import SEGMENT_BYTES, Store, segment_name
 from messagebus._io.publish.spool.keeper import DISK_RETRY_MS, Keeper, words_of
 from messagebus._io.publish.spool.records import Records
 from messagebus.clock import monotonic_ms, wall_ms
@@ -93,6 +94,16 @@ class Pace:
         self._paid = min(self.sent, self._paid + count * SENT_FOR_ONE)
 
 
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """A group in the thread's hands. records: of each its number, lane and bytes. ms: the time in them."""
+
+    done: asyncio.Future[None]
+    own: Store
+    ms: int
+    records: Sequence[tuple[int, str, int]]
+
+
 class Writer:
     """The publishes on their way to the disk, and what the disk says."""
 
@@ -127,6 +138,7 @@ class Writer:
         self._queue: deque[Publish] = deque()
         self._queued: Counter[str] = Counter()
         self._writing: list[Publish] = []
+        self._append: _Append | None = None
         if keeper.first_fault is not None:
             self.failed(keeper.first_fault)
 
@@ -199,6 +211,8 @@ class Writer:
         """Settle everything: the publisher has stopped. Returns how many messages no disk has for sure."""
         writing, queued = self._writing, list(self._queue)
         self._writing = []
+        if self._append is not None:
+            self._append.done.cancel()
         self._queue.clear()
         left = [*writing, *queued]
         self._left(left)
@@ -211,7 +225,7 @@ class Writer:
 
     # Writing.
     async def run(self) -> None:
-        """Write what waits, whenever it is wanted. Never ends."""
+        """Write what waits, whenever it is wanted. Never ends; one that was cancelled may begin again."""
         while True:
             await self.wanted.wait()
             self.wanted.clear()
@@ -221,12 +235,14 @@ class Writer:
                 self.failed(fault)
 
     async def _write_queued(self) -> None:
+        await self._appended()  # of a task that was cancelled meanwhile
         self._release()
         while self._queue and self._keeper.taken_over.is_set() and monotonic_ms() >= self._retry_ms:
             group = self._next_group(self._count_max())
             if not group:
                 break
-            await self._write(group)
+            self._begin_append(group)
+            await self._appended()
             self._release()
 
     def _next_group(self, count_max: int) -> list[Publish]:
@@ -258,7 +274,8 @@ class Writer:
             self.disk, self.fault = Disk.FULL, f"it is full: {messages} messages, {size} bytes"
             log.error("spool is full messages=%d bytes=%d docs=%s", messages, size, SpoolFull.docs)
 
-    async def _write(self, group: list[Publish]) -> None:
+    def _begin_append(self, group: list[Publish]) -> None:
+        """Give the thread a group to write."""
         keeper = self._keeper
         try:
             own = keeper.own()
@@ -281,30 +298,46 @@ class Writer:
                     parts.append(encode_record(index.spool_id, number, ms, place, properties, body))
                     written.append((number, lane))
             segment = index.segments[-1]
-            await keeper.disk.call(
+            done = keeper.disk.call(
                 own.folder.append, segment.name, header, b"".join(parts), segment.end
             )
-        except Exception as fault:  # of the disk; any other one is a fault of the library
-            index.close_segment()
-            writing = self._written()
-            self._queue.extendleft(reversed([each for each in writing if each.end is None]))
-            self._left([each for each in writing if each.end is not None])
-            if isinstance(fault, FileNotFoundError):
-                keeper.file_gone(own)
-            self.failed(fault)
+        except Exception as fault:  # of the library
+            self._not_appended(own, fault)
+        else:
+            records = [(*each, len(part)) for each, part in zip(written, parts, strict=True)]
+            self._append = _Append(done, own, ms, records)
+
+    async def _appended(self) -> None:
+        """Wait for the thread, which goes on where this is cancelled, and settle what it has written."""
+        if (append := self._append) is None:
             return
-        writing = (
-            self._written()
-        )  # not when it is cancelled: `end_all` settles what is being written
-        for (number, lane), part in zip(written, parts, strict=True):
-            index.written(number, lane, ms, len(part))
-        keeper.written_ms = monotonic_ms()
+        await asyncio.wait([append.done])
+        self._append = None
+        if append.done.cancelled():  # by `end_all`, which has settled it
+            return
+        if (fault := append.done.exception()) is not None:
+            self._not_appended(append.own, fault)
+            return
+        writing = self._written()
+        for number, lane, size in append.records:
+            append.own.index.written(number, lane, append.ms, size)
+        self._keeper.written_ms = monotonic_ms()
         if self.fault:
             log.warning("spool takes messages again after reason=%r", self.fault)
             self._recovered()
         self._left(writing)
         self._end(writing, SPOOLED)
-        self._on_written(sum(publish.count for publish in group))
+        self._on_written(sum(publish.count for publish in writing))
+
+    def _not_appended(self, own: Store, fault: BaseException) -> None:
+        """Queue what was being written again. fault: of the disk; any other one is of the library."""
+        own.index.close_segment()
+        writing = self._written()
+        self._queue.extendleft(reversed([each for each in writing if each.end is None]))
+        self._left([each for each in writing if each.end is not None])
+        if isinstance(fault, FileNotFoundError):
+            self._keeper.file_gone(own)
+        self.failed(fault)
 
     def _written(self) -> list[Publish]:
         """Take out what was being written; nothing, when `end_all` has settled it."""
@@ -312,7 +345,7 @@ class Writer:
         return writing
 
     # What the disk says.
-    def failed(self, fault: Exception) -> None:
+    def failed(self, fault: BaseException) -> None:
         """Note a fault of the disk, or of the library; it is tried again after DISK_RETRY_MS."""
         self._retry_ms = monotonic_ms() + DISK_RETRY_MS
         if not self.fault:

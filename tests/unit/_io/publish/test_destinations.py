@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +14,7 @@ from messagebus._io.publish import destinations as module
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.targets import Address
 from messagebus._io.wire import Registration
-from messagebus.core.ends import Item
+from messagebus.core.ends import LATE_WHILE_OPENED, Item
 from messagebus.core.pending import PendingPublishes
 from messagebus.destination import Delay, Destination, Queue, Subscription, Topic
 from messagebus.errors import (
@@ -24,6 +25,8 @@ from messagebus.errors import (
     RegistrationIncomplete,
     TopologyMismatch,
 )
+from messagebus.stats import Outcome
+from messagebus.testing import MemoryBus
 from messagebus.topology import Wanted
 from tests.support.eventually import eventually_async
 
@@ -123,6 +126,25 @@ async def test_a_destination_is_registered_once_and_then_open() -> None:
     await bench.opened(ORDERS)
     assert bench.topology.asked == 1
     assert bench.settled == []
+
+
+async def test_a_deadline_while_the_queues_are_created_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus, created = MemoryBus(), asyncio.Event()
+    bus.declare("orders/billing")
+    register = FakeTopology.register
+
+    async def slowly(*given: Any, **more: Any) -> Registration:
+        await created.wait()
+        return await register(FakeTopology(), *given[1:], **more)
+
+    monkeypatch.setattr("messagebus.testing.links._MemoryTopology.register", slowly)
+    async with bus.async_publisher() as publisher:
+        late = await (await publisher.submit("orders", b"x", timeout_s=0.05))
+        assert (late.outcome, late.reason) == (Outcome.REFUSED, LATE_WHILE_OPENED)
+        created.set()
+        assert (await publisher.send_safe("orders", b"y")).outcome is Outcome.CONFIRMED
 
 
 async def test_a_link_that_ends_meanwhile_is_left_and_the_registration_repeated(

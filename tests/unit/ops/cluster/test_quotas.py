@@ -15,8 +15,10 @@ from messagebus.errors import ConfigError
 from ops.cluster.quota_cli import Quotas, quota
 from ops.cluster.quotas import Quota, is_quota
 from ops.cluster.view import View
+from ops.errors import LockHeld
 from ops.local import files, secrets
 from ops.local.layout import Layout
+from ops.run.command import locked
 
 BILLING = Quota(source="orders/billing", messages=10, megabytes=4)
 
@@ -201,5 +203,9 @@ def test_the_command(view: View, brokers: Brokers) -> None:
     view.brokers.drop_policy("mb2", "mb.quota queue:jobs messages=10")
     assert run("list") == "queue:jobs: 10 messages on mb1\nqueue:jobs: none on mb2\n"
     assert run("share") == "queue:jobs: 10 messages\n"
+    with locked(view.file, "add mb4"):
+        with pytest.raises(LockHeld, match="'add mb4'"):
+            run("share")
+        assert run("share", "--in-playbook") == "queue:jobs: 10 messages\n"
     assert run("clear", "queue:jobs") == "queue:jobs: no quota any more\n"
     assert json.dumps(list(brokers.policies.values())) == "[{}, {}]"

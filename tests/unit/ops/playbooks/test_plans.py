@@ -57,7 +57,7 @@ def test_exactly_what_an_addition_runs() -> None:
         f"{sys.executable} -m ops hold mb4 --inventory /c/inventory.toml",
         f"{lists} add 127.0.0.14:5672 --agent-port 8081",
         f"{lists} push",
-        f"{sys.executable} -m ops quota share --inventory /c/inventory.toml",
+        f"{sys.executable} -m ops quota share --in-playbook --inventory /c/inventory.toml",
         f"{balancer} apply",
         f"{balancer} ready mb4",
     ]
@@ -171,7 +171,7 @@ def test_exactly_what_a_removal_runs() -> None:
         f"{ops} local forget mb2 --dir /c",
         f"{ops} inventory drop mb2 --inventory /c/inventory.toml",
         f"{balancer} apply",
-        f"{ops} quota share --inventory /c/inventory.toml",
+        f"{ops} quota share --in-playbook --inventory /c/inventory.toml",
     ]
 
 

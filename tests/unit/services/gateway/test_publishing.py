@@ -53,7 +53,7 @@ async def test_the_body_is_the_message_and_201_means_confirmed() -> None:
         "MB-Type": "placed",
         "MB-Correlation-Id": "c",
         "MB-Reply-To": "r",
-        "MB-Expires-S": "60",
+        "MB-TTL-S": "60",
         "MB-Header-Shop": "Größe 12",
         "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     }
@@ -202,7 +202,7 @@ async def test_no_confirm_is_waited_for_where_none_is_wanted() -> None:
         {"MB-Priority": "-1"},
         {"MB-Delay-S": "nan"},
         {"MB-Delay-S": "604801"},
-        {"MB-Expires-S": "-1"},
+        {"MB-TTL-S": "-1"},
         {"MB-Timeout-S": "31"},
         {"MB-Durability": "some"},
         {"MB-Nonsense": "1"},
@@ -409,7 +409,7 @@ async def test_a_batch_of_events_is_checked_whole() -> None:
                             "headers",
                             "priority",
                             "delay_s",
-                            "expires_s",
+                            "ttl_s",
                             "content_type",
                             "x",
                         ]

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import pkgutil
 import shutil
 import threading
 import time
@@ -13,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +60,7 @@ def bus() -> Iterator[MemoryBus]:
 
 
 def retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in ("keeper", "writer", "replayer"):
+    for part in ("door", "keeper", "writer", "replayer"):
         monkeypatch.setattr(f"messagebus._io.publish.spool.{part}.DISK_RETRY_MS", 20)
 
 
@@ -854,6 +856,57 @@ def test_an_unexpected_error_of_a_new_folder_ends_publishes_and_goes_by(
         future = publisher.submit("orders", b"x")
         assert "the spool takes nothing: " in future.result(WITHIN_S).reason
     assert publisher.send_safe("orders", b"y").outcome is Outcome.SPOOLED
+
+
+@pytest.mark.parametrize("moment", ["taking over", "idle", "writing", "sending"])
+async def test_an_application_that_cancels_all_tasks_of_its_loop_ends_no_spool(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The writer, the replayer and the taking over begin again; what the disk is doing is not lost."""
+    retry_soon(monkeypatch)
+    left_behind(bus, spool(tmp_path), b"left")
+    entered, released, main = threading.Event(), threading.Event(), asyncio.current_task()
+
+    def hold(patched: str) -> None:
+        place = f"messagebus._io.publish.spool.{patched}"
+        real = pkgutil.resolve_name(place)
+
+        def slow(*args: object) -> object:
+            entered.set()
+            released.wait(WITHIN_S)
+            return real(*args)
+
+        monkeypatch.setattr(place, slow)
+
+    if moment == "taking over":
+        hold("keeper.adopt")
+    publisher = bus.async_publisher(CONFIG, spool=spool(tmp_path))
+    work: asyncio.Task[Any] = asyncio.create_task(publisher.start())
+    if moment != "taking over":
+        await work
+    if moment == "writing":
+        hold("folder.write")
+        work = asyncio.create_task(publisher.send_safe("orders", b"first"))
+    if moment == "sending":
+        hold("folder.SpoolFolder.read")
+        bus.start_brokers()
+    if moment != "idle":
+        await eventually_async(entered.is_set, within_s=WITHIN_S)
+    for task in asyncio.all_tasks() - {main, work}:
+        task.cancel()
+    await asyncio.sleep(0)
+    monkeypatch.undo()
+    released.set()
+    await work
+    if moment != "writing":
+        await publisher.send_safe("orders", b"first")
+    bus.start_brokers()
+    await publisher.send_safe("orders", b"second")
+    await eventually_async(
+        lambda: [each.body for each in bus.published("orders")] == [b"left", b"first", b"second"],
+        within_s=WITHIN_S,
+    )
+    assert await publisher.stop() == 0
 
 
 def test_a_stop_that_ends_with_its_loop_ends_what_a_disk_keeps(
