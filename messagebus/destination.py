@@ -419,4 +419,7 @@ def parse_destination(text: str) -> Destination:
     for prefix, kind in _PREFIXES.items():
         if text.startswith(prefix):
             return kind(text.removeprefix(prefix))
+    topic, slash, _name = text.partition("/")
+    if slash and topic:
+        raise NameInvalid(f"{text!r} is a subscription, and a topic is wanted: {topic!r}")
     return Topic(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from importlib.resources import files
 
@@ -10,7 +11,8 @@ import click
 from messagebus.terminal import did_you_mean
 
 _SECTION = re.compile(r"^### (\w+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
+_LINK = re.compile(r"\[([^]]*)\]\(([^)]*)\)")
+_PLACE = "docs/reference"  # of the page, from which its links count
 
 
 @click.command(short_help="Print cause and remedy of an error.")
@@ -30,7 +32,16 @@ def explain(error: str) -> None:
     names = {name.lower(): name for name in sections}
     key = error.rpartition("#")[2].lower()
     if key not in names:
-        raise click.UsageError(f"no error {error!r}{did_you_mean(key, names)}")
+        near = did_you_mean(key, names) or f": {', '.join(sections)}"
+        raise click.UsageError(f"no error {error!r}{near}")
     name = names[key]
-    text = _LINK.sub(r"\1", sections[name]).replace("**", "").strip()
+    text = _LINK.sub(_with_place, sections[name]).replace("**", "").strip()
     click.echo(f"{name}\n\n{text}")
+
+
+def _with_place(link: re.Match[str]) -> str:
+    """Return the words of a link, and the path of its page and its heading in the project."""
+    words, to = link.groups()
+    page, mark, heading = to.partition("#")
+    path = posixpath.normpath(posixpath.join(_PLACE, page)) if page else f"{_PLACE}/errors.md"
+    return f"{words} ({path}{mark}{heading})"

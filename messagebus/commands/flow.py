@@ -27,6 +27,7 @@ from messagebus.commands.options import (
     bus_settings,
     durability_option,
     subscription_option,
+    topic_and_subscription,
 )
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer, as_source
@@ -229,7 +230,8 @@ def publish(
                     share = source.tell() / size if size else None
                     progress.at(sending.ends.total(), share=share)
         except OSError as fault:
-            raise click.UsageError(f"{file}: {fault.strerror}") from fault
+            wanted = "FILE is the path of a file, or - for standard input"
+            raise click.UsageError(f"{file}: {fault.strerror}; {wanted}") from fault
     return sending.report_ends()
 
 
@@ -365,11 +367,12 @@ def consume(
 
     \b
     Example:
-      messagebus consume orders --subscription billing --idle-exit-s 5 | sort | uniq -c
+      messagebus consume orders/billing --idle-exit-s 5 | sort | uniq -c
     """
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stop.append(number))
     bus, config = bus_settings(), ConsumerConfig.from_env(os.environ)
+    topic, subscription = topic_and_subscription(topic, subscription)
     source = destination_of(topic, durability)
     consumer = Consumer(bus, source, subscription=subscription, config=config)
     directory.reach(bus)

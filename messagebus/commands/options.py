@@ -254,8 +254,19 @@ log_option = click.option(
     help="Logs on standard error, a line each: for people, or JSON.",
 )
 subscription_option = click.option(
-    "--subscription", "-s", default="", help="Name of the subscription; a queue has none."
+    "--subscription",
+    "-s",
+    default="",
+    help="Name of the subscription, unless TOPIC is TOPIC/NAME; a queue has none.",
 )
+
+
+def topic_and_subscription(topic: str, subscription: str) -> tuple[str, str]:
+    """Return both, where the one text may be ``orders/billing``, as in the other commands."""
+    name, slash, own = topic.partition("/")
+    return (name, own) if slash and not subscription else (topic, subscription)
+
+
 durability_option = click.option(
     "--durability",
     type=click.Choice([each.value for each in Durability]),

@@ -41,6 +41,7 @@ from messagebus.commands.options import (
     bus_settings,
     durability_option,
     subscription_option,
+    topic_and_subscription,
 )
 from messagebus.config import ConsumerConfig
 from messagebus.consumer import Consumer, as_source
@@ -270,6 +271,7 @@ def to_file(
     bus, config = bus_settings(), ConsumerConfig.from_env(os.environ)
     if config == ConsumerConfig():  # its defaults are for handlers, which take their time
         config = replace(config, prefetch=PREFETCH, handed_out_max=HANDED_OUT)
+    topic, subscription = topic_and_subscription(topic, subscription)
     place = replace(parse_destination(topic), durability=Durability(durability))
     name = str(as_source(place, subscription)).replace("/", ".").replace(":", ".")
     archive = Archive(

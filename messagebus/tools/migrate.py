@@ -25,7 +25,12 @@ from messagebus._io.loop import run_blocking
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.commands.exits import Exit
-from messagebus.commands.options import bus_settings, quiet_unless_verbose, subscription_option
+from messagebus.commands.options import (
+    bus_settings,
+    quiet_unless_verbose,
+    subscription_option,
+    topic_and_subscription,
+)
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.consumer import as_source
 from messagebus.destination import NAME_BYTES_MAX, check_name, parse_destination
@@ -539,15 +544,15 @@ def pull(queue: str, destination: str, source: Path) -> int:
 def push(source: str, routing_key: str, subscription: str, exchange: str, target: Path) -> int:
     """Publish each message of SOURCE to another RabbitMQ with ROUTING_KEY, until SIGTERM or SIGINT.
 
-    SOURCE is a topic with --subscription, or queue:NAME. Without --exchange, ROUTING_KEY is the name of a
-    queue there. A message is acked here after the confirm there, and keeps its id.
+    SOURCE is TOPIC/NAME, a topic with --subscription, or queue:NAME. Without --exchange, ROUTING_KEY is the
+    name of a queue there. A message is acked here after the confirm there, and keeps its id.
 
     \b
     Example:
       messagebus migrate push orders billing -s billing --to-bus /etc/messagebus/old.toml
     """
     bus, foreign = bus_settings(), BusConfig.from_file(target)
-    place = as_source(source, subscription)
+    place = as_source(*topic_and_subscription(source, subscription))
     check_amqp_name("routing key", routing_key)
     publisher = replace(publisher_config(target), spool=None)
     directory.reach(bus)

@@ -39,6 +39,7 @@ from messagebus.commands.options import (
     log_option,
     log_to_stderr,
     subscription_option,
+    topic_and_subscription,
 )
 from messagebus.config import ConsumerConfig
 from messagebus.destination import parse_destination
@@ -381,6 +382,7 @@ def to_http(
     keys = [] if secret_file is None else read_secrets(secret_file)
     bus, config = bus_settings(), ConsumerConfig.from_env(os.environ)
     config = replace(config, handed_out_max=max(config.handed_out_max, 2 * concurrency))
+    topic, subscription = topic_and_subscription(topic, subscription)
     place = replace(parse_destination(topic), durability=Durability(durability))
     consumer = AsyncConsumer(bus, place, subscription=subscription, config=config)
     directory.reach(bus)

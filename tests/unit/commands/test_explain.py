@@ -35,3 +35,11 @@ def test_an_unknown_error_is_one_line_with_a_suggestion() -> None:
     code, text = explained("notredy")
     assert code == 2
     assert "no error 'notredy'; did you mean 'notready'?" in text
+
+
+def test_a_link_is_shown_with_the_path_of_its_page() -> None:
+    assert "A host is dead (docs/OPERATIONS.md#a-host-is-dead)." in explained("LinkLost")[1]
+
+
+def test_what_resembles_no_error_is_answered_with_their_names() -> None:
+    assert "BacklogFull, SpoolFull" in explained("xyzzy")[1]

@@ -17,7 +17,7 @@ from messagebus.__main__ import cli
 from messagebus.admin import SubscriptionCount, SubscriptionCounts, directory
 from messagebus.commands import flow
 from messagebus.commands.exits import Exit
-from messagebus.errors import MessageInvalid
+from messagebus.errors import MessageInvalid, NameInvalid
 
 
 class Sent(list[tuple[str, Message, Mapping[str, Any]]]):
@@ -155,3 +155,32 @@ def test_a_source_is_called_new_only_where_every_broker_has_answered(
     bus = BusConfig(list_urls=("http://mb:8081/consumer-list",))
     flow._tell_what_is_there(bus, "orders/billing", "orders", ask=True)
     assert ("orders/billing did not exist" in capsys.readouterr().err) == is_told
+
+
+@pytest.mark.parametrize("words", [["orders/billing"], ["orders", "-s", "billing"]])
+@pytest.mark.parametrize("command", [["consume"], ["to-file"], ["to-http"]])
+def test_a_subscription_is_named_in_one_word_or_in_two(
+    command: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[tuple[str, str]] = []
+
+    def consumer(_bus: object, topic: object, *, subscription: str, **_: object) -> None:
+        made.append((str(topic), subscription))
+        raise NameInvalid("seen")
+
+    for module in ("commands.flow", "tools.archive"):
+        monkeypatch.setattr(f"messagebus.{module}.Consumer", consumer)
+    monkeypatch.setattr("messagebus.tools.webhook.AsyncConsumer", consumer)
+    more = {"to-file": [str(tmp_path)], "to-http": ["http://localhost/"]}.get(command[0], [])
+    CliRunner().invoke(cli, [*command, words[0], *more, *words[1:]])
+    assert made == [("orders", "billing")]
+
+
+def test_where_a_topic_is_wanted_a_subscription_is_answered_with_its_topic(sent: Sent) -> None:
+    told = publish("orders/billing", "-").output
+    assert "'orders/billing' is a subscription, and a topic is wanted: 'orders'" in told
+
+
+def test_a_body_in_place_of_its_file_is_answered_with_what_is_wanted(sent: Sent) -> None:
+    told = publish("orders", '{"number": 17}').output
+    assert "; FILE is the path of a file, or - for standard input" in told
