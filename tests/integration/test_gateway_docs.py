@@ -105,7 +105,7 @@ def test_the_examples_of_settings_are_good(tmp_path: Path, monkeypatch: pytest.M
     secret = Path("shop.password")
     secret.touch(mode=0o600)
     secret.write_text("a password")
-    first, tokens, push, _, peers = (each.text for each in blocks("toml"))
+    tokens, first, push, _, peers = (each.text for each in blocks("toml"))
     for text in (first, push, peers):
         path = tmp_path / "gateway.toml"
         path.write_text(text)

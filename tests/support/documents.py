@@ -22,6 +22,7 @@ Blocks of one page are one program: later blocks use the definitions of earlier 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,8 @@ LANGUAGES = {
     "{eval-rst}": "not code: what Sphinx inserts, which `make docs` checks",
     "text": "not code: what is printed, a drawing, a file format of our own",
 }
-_FENCE = re.compile(r"^```(\S*)[ \t]*\n(.*?)^```[ \t]*$", re.M | re.S)
+# Within a list a block is indented.
+_FENCE = re.compile(r"^( *)```(\S*)[ \t]*\n(.*?)^\1```[ \t]*$", re.M | re.S)
 _COMMENTS = re.compile(r"(?:<!--(?:(?!-->).)*-->\s*)+\Z", re.S)
 _COMMENT = re.compile(r"<!--\s*((?:(?!-->).)*?)\s*-->", re.S)
 _KINDS = ("not run", "file", "cluster", "hardware", "elsewhere", "first", "then", "printed")
@@ -87,7 +89,7 @@ def _blocks(page: Path, text: str) -> Iterator[Block]:
         line = text.count("\n", 0, found.start()) + 2
         before = _COMMENTS.search(text, 0, found.start())
         marks = {} if before is None else _marks(page, line, before[0])
-        yield Block(page, line, found[1], found[2], marks)
+        yield Block(page, line, found[2], textwrap.dedent(found[3]), marks)
 
 
 def _marks(page: Path, line: int, comments: str) -> dict[str, str]:

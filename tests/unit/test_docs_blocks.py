@@ -185,6 +185,7 @@ OTHERS = {
     "sort",
     "tail",
     "head",
+    "kill",
     "uniq",
     "set",
     "export",
