@@ -89,6 +89,7 @@ from messagebus.stats import (
     Published,
     PublisherStats,
     Status,
+    why_not_running,
 )
 
 if TYPE_CHECKING:
@@ -335,7 +336,7 @@ class AsyncPublisher:
     def stats(self) -> PublisherStats:
         """Return a snapshot; cheap."""
         if self._drivers is None:
-            raise Stopped("not started")
+            raise Stopped(why_not_running(Status.INITIALIZED, "publisher", "async with"))
         return self._drivers.stats()
 
     @property
@@ -798,7 +799,7 @@ class AsyncConsumer:
 
     def _started(self) -> ConsumeDriver:
         if self._driver is None:
-            raise Stopped("not started")
+            raise Stopped(why_not_running(Status.INITIALIZED, "consumer", "async with"))
         return self._driver
 
 

@@ -60,7 +60,7 @@ from messagebus.handling import (
 )
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, checked_delivery
-from messagebus.stats import ConsumerStats, Status
+from messagebus.stats import ConsumerStats, Status, why_not_running
 
 if TYPE_CHECKING:
     from messagebus.secret import Secret
@@ -153,7 +153,7 @@ def not_ready(driver: ConsumeDriver, require: str, timeout_s: float) -> NotReady
         for broker, each in driver.stats().brokers.items()
     ]
     why = f"brokers {', '.join(states) or 'unknown: no list'}"
-    if registration is None:
+    if registration is None and not faults:
         why += "; no answer yet to its registration: a new queue takes some four seconds"
     if missing:
         why += f"; {RegistrationIncomplete('registration', missing)}"
@@ -619,7 +619,7 @@ class Consumer:
         Raises Stopped before the start, and in a forked child: its copy is nobody's consumer.
         """
         if self._thread is None or self._driver is None:
-            raise Stopped("not started")
+            raise Stopped(why_not_running(Status.INITIALIZED, "consumer", "with"))
         self._thread.check_is_here()
         return self._thread, self._driver
 

@@ -412,7 +412,7 @@ class Publisher:
     def stats(self) -> PublisherStats:
         """Return a snapshot. Cost: some microseconds."""
         if self._drivers is None:
-            raise Stopped("not started")
+            raise Stopped(why_not_running(Status.INITIALIZED, "publisher", "with"))
         return self._drivers.stats(extra_backlog=len(self._intake.inbox))
 
     # Inside.
@@ -558,7 +558,7 @@ class _Intake:
     def running(self) -> tuple[LoopThread, Drivers]:
         """Return thread and drivers. Raises Stopped before the start."""
         if self.thread is None or self.drivers is None:
-            raise Stopped("not started")
+            raise Stopped(why_not_running(Status.INITIALIZED, "publisher", "with"))
         return self.thread, self.drivers
 
     def refuse_here(self) -> None:

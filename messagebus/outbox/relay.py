@@ -41,7 +41,7 @@ from messagebus.outbox.session import check_tables
 from messagebus.outbox.table import DEFAULT_TABLE, Table
 from messagebus.publisher import START_TIMEOUT_S
 from messagebus.secret import Secret
-from messagebus.stats import RelayStats, Status
+from messagebus.stats import RelayStats, Status, why_not_running
 
 __all__ = ["AsyncRelay", "Relay", "RelayConfig"]
 
@@ -312,7 +312,7 @@ class AsyncRelay:
     def stats(self) -> RelayStats:
         """Return a snapshot. Counts of the table are some seconds old."""
         if self._status is Status.INITIALIZED:
-            raise Stopped("not started")
+            raise Stopped(why_not_running(Status.INITIALIZED, "relay", "with"))
         exchanges = self._exchanges
         waiting, retrying, parked_rows = exchanges.counts or (None, None, None)
         oldest = exchanges.oldest_ms

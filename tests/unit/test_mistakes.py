@@ -23,6 +23,7 @@ from messagebus import (
     Publisher,
     PublisherConfig,
     Replay,
+    Stopped,
     declare,
 )
 from messagebus import publisher as publisher_module
@@ -67,6 +68,19 @@ async def test_an_answer_to_what_is_no_delivery_is_one_line(given: Any, told: st
         for name, options in answers.items():
             with pytest.raises(TypeError, match=told):
                 getattr(blocking, name)(given, **options)
+
+
+def test_a_client_that_was_not_started_says_how_it_is_started() -> None:
+    bus = MemoryBus()
+    uses: list[Callable[[], object]] = [
+        bus.publisher().stats,
+        bus.consumer("orders", subscription="billing").receive_immediate,
+        bus.async_publisher().stats,
+        bus.async_consumer("orders", subscription="billing").stats,
+    ]
+    for use in uses:
+        with pytest.raises(Stopped, match=r"was not started: call start\(\), or use it by"):
+            use()
 
 
 def test_an_error_behind_a_blocking_call_is_shown_alone() -> None:

@@ -121,7 +121,7 @@ def _delay_ms(options: Options) -> int:
         return 0
     if isinstance(at, datetime):
         if at.tzinfo is None:
-            raise MessageInvalid("deliver_at without a time zone")
+            raise MessageInvalid("deliver_at without a time zone: datetime.now(UTC) has one")
         at = at.timestamp()
     return _whole_ms("deliver_at", max(0, _finite("deliver_at", at) - time.time()))
 
