@@ -220,8 +220,9 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
-        self._is_over = True
-        self._loop.stop()
+        if not self._is_over:  # another call's: what is left is being cancelled
+            self._is_over = True
+            self._loop.stop()
 
 
 class Ends:

@@ -165,6 +165,27 @@ def test_names_are_found_also_when_no_executor_takes_work(thread: LoopThread) ->
     assert thread.run(find()) & {"127.0.0.1", "::1"}
 
 
+def test_a_second_stop_that_comes_while_the_first_cancels_what_is_left_does_not_cut_that_off(
+    thread: LoopThread,
+) -> None:
+    ended = threading.Event()
+
+    async def left() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            thread._end()  # asked for by another thread, a moment before the first one took effect
+            for _ in range(3):
+                await asyncio.sleep(0)
+            ended.set()
+
+    work = thread.begin(left())
+    thread.call_soon(lambda: None)
+    thread.stop()
+    assert ended.is_set()
+    assert work.cancelled()
+
+
 async def test_work_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async def fails() -> None:
         raise ValueError("mine")
