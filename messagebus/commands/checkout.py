@@ -1,0 +1,22 @@
+"""Programs that run from the checkout, such as `python -m ops`, in a Python without their libraries."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+WRONG_USE = 2
+
+
+def check_library(package: str, library: str) -> None:
+    """End `python -m PACKAGE` with what to do where this Python lacks a library of it. For its `__init__`.
+
+    Does nothing where another program imports the package.
+    """
+    if sys.argv[:1] == ["-m"] and find_spec(library) is None:
+        what = f"python -m {package}: {sys.executable} has no {library!r}"
+        todo = (
+            "run `. .venv/bin/activate` in the checkout (`ops/local/install.sh python` makes .venv)"
+        )
+        print(f"{what}: {todo}", file=sys.stderr)
+        sys.exit(WRONG_USE)

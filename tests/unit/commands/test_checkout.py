@@ -1,0 +1,35 @@
+"""Programs of the checkout in a Python without their libraries: one line, and not a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from messagebus.commands.checkout import check_library
+from tests.support.documents import ROOT
+
+KITS = ("bench", "consumer_lists", "lb", "ops", "spark")
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_a_kit_in_another_python_names_the_environment_that_it_needs(kit: str) -> None:
+    # -S: without site-packages, as a Python outside of .venv.
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", kit, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"python -m {kit}: {sys.executable} has no ")
+    assert "run `. .venv/bin/activate` in the checkout" in line
+
+
+def test_a_kit_that_another_program_imports_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    check_library("ops", "no_such_library")
