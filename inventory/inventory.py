@@ -219,6 +219,9 @@ class InventoryFile:
                 values = tomllib.loads(text)
                 base, name = path.absolute().parent, f"inventory {path}"
                 parsed = self._parsed = (text, parse(values, base=base, name=name))
+        except FileNotFoundError as fault:
+            told = f"name it by --inventory FILE or {ENV_PATH}; `make up` makes a local cluster with one"
+            raise ConfigError(f"inventory {path}: {fault.strerror}: {told}") from fault
         except OSError as fault:
             raise ConfigError(f"inventory {path}: {fault.strerror}") from fault
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:

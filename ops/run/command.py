@@ -148,7 +148,12 @@ def _name_ways_on(fault: MessageBusError, name: str) -> None:
 
 
 def locked(file: Path, what: str) -> AbstractContextManager[tuple[int, ...]]:
-    """Return the lock of the cluster of this inventory, for changes. Raises LockHeld when it is entered."""
+    """Return the lock of the cluster of this inventory, for changes. Raises LockHeld when it is entered.
+
+    Raises ConfigError where there is not even the inventory's folder.
+    """
+    if not file.parent.is_dir():
+        load(file)
     return cluster_lock(file.parent / LOCK, file, what)
 
 

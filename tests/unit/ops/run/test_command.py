@@ -530,3 +530,10 @@ def test_connections_are_kept_for_whoever_asks_next_and_closed_at_the_end() -> N
             assert again is one
     with shell.remote("db1") as later:
         assert later is not one
+
+
+def test_without_an_inventory_a_change_says_so_and_not_that_its_lock_is_missing(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=r"inventory .*: name it by --inventory FILE or MESSAGEB"):
+        command.locked(tmp_path / "none" / "inventory.toml", "add mb4")
