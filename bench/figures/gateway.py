@@ -147,8 +147,8 @@ async def _request(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, kind: str, body: bytes
 ) -> bytes:
     """Make one request on a keep-alive connection. Raises BenchError for anything but a 2xx."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    head = f"Host: {HOST}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}"
+    writer.write(f"POST {path} HTTP/1.1\r\n{head}\r\n\r\n".encode() + body)
     answered = await reader.readuntil(b"\r\n\r\n")
     length = int(answered.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
     found = await reader.readexactly(length)
