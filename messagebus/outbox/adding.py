@@ -152,10 +152,28 @@ class Outbox:
                  content_encoding, app_id, deliver_after_s, deliver_at, redundant)  # fmt: skip
         found = recognise(connection)
         row = self._row(destination, payload, given)
-        executed = found.execute(connection, self._insert_for(found.dialect), row)
+        try:
+            executed = found.execute(connection, self._insert_for(found.dialect), row)
+        except Exception as fault:
+            self._note_missing(fault, found.dialect)
+            raise
         if isinstance(executed, Pending):
-            return Pending(lambda: _after(executed, str(row[0])))
+            return Pending(lambda: self._after(executed, str(row[0]), found.dialect))
         return str(row[0])
+
+    async def _after(self, executed: Pending[Executed], message_id: str, dialect: str) -> str:
+        try:
+            await executed
+        except Exception as fault:
+            self._note_missing(fault, dialect)
+            raise
+        return message_id
+
+    def _note_missing(self, fault: Exception, dialect: str) -> None:
+        """Add to a driver's error that the table is missing how it is made."""
+        text = str(fault)
+        if self._table in text and ("no such" in text or "exist" in text):
+            fault.add_note(f"`messagebus outbox ddl --database {dialect}` prints what makes it")
 
     def _row(
         self, destination: Destination | str, payload: Any, given: Given
@@ -181,8 +199,3 @@ class Outbox:
             notify = self._notify and database == "postgresql"
             text = self._inserts[database] = table.insert(notify=notify)
         return text
-
-
-async def _after(executed: Pending[Executed], message_id: str) -> str:
-    await executed
-    return message_id

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sqlite3
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -137,3 +140,20 @@ async def test_python_warns_of_an_add_that_nobody_awaits(
             gc.collect()
     assert any("was never awaited" in each for each in told)
     await shop.dispose()
+
+
+@pytest.mark.parametrize("driver", ["sqlite3", "aiosqlite"])
+async def test_a_row_without_its_table_is_answered_with_what_makes_the_table(
+    tmp_path: Path, driver: str
+) -> None:
+    path = tmp_path / "shop.db"
+    with pytest.raises(sqlite3.OperationalError, match="no such table") as fault:
+        if driver == "sqlite3":
+            with closing(sqlite3.connect(path)) as connection:
+                Outbox().add(connection, "orders", b"x")
+        else:
+            async with aiosqlite.connect(path) as waited:
+                await Outbox().add(waited, "orders", b"x")
+    assert fault.value.__notes__ == [
+        "`messagebus outbox ddl --database sqlite` prints what makes it"
+    ]
