@@ -147,13 +147,16 @@ async def test_a_row_without_its_table_is_answered_with_what_makes_the_table(
     tmp_path: Path, driver: str
 ) -> None:
     path = tmp_path / "shop.db"
-    with pytest.raises(sqlite3.OperationalError, match="no such table") as fault:
+
+    async def add() -> None:
         if driver == "sqlite3":
             with closing(sqlite3.connect(path)) as connection:
                 Outbox().add(connection, "orders", b"x")
         else:
             async with aiosqlite.connect(path) as waited:
                 await Outbox().add(waited, "orders", b"x")
-    assert fault.value.__notes__ == [
-        "`messagebus outbox ddl --database sqlite` prints what makes it"
-    ]
+
+    with pytest.raises(sqlite3.OperationalError, match="no such table") as fault:
+        await add()
+    told = "`messagebus outbox ddl --database sqlite` prints what makes it"
+    assert fault.value.__notes__ == [told]
