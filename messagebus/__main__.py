@@ -190,9 +190,10 @@ def declare(
     mqtt: bool | None,
     durability: str,
 ) -> int:
-    """Make topics, subscriptions and queues exist on every broker, settled.
+    """Create topics, subscriptions and queues on every broker, and wait until they survive a power failure.
 
-    An existing one with another durability, or delivery limit, is an error that shows both.
+    What exists is left as it is. If it has another durability or delivery limit, the command fails and shows
+    both.
 
     \b
     Example:

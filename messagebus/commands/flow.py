@@ -187,8 +187,8 @@ def publish(
 ) -> int:
     """Publish FILE ("-": standard input) to TOPIC ("queue:NAME" for a queue) and wait for the confirms.
 
-    Options that are given replace what envelopes say; headers are added. The destination of envelopes is
-    TOPIC, whatever they say.
+    Options replace the values of envelopes, and headers are added to theirs. Messages of envelopes go to
+    TOPIC too, whatever destination the envelopes name.
 
     \b
     Example:
@@ -354,16 +354,16 @@ def consume(
     yes: bool,
     durability: str,
 ) -> int:
-    """Print the messages of TOPIC ("queue:NAME" for a queue), one a line, from all brokers.
+    """Print the messages of TOPIC/NAME (or "queue:NAME"), one a line, from all brokers, and ack them.
 
-    They are acked once they are printed. A line end within a message is printed as \\n; --ndjson keeps
-    every byte. On a terminal characters that do not print are shown by their escapes. Ends with code 6
-    when no broker can be reached; else runs until it is stopped, with code 143 by SIGTERM, unless --count
-    or --idle-exit-s say otherwise. A topic or subscription that does not exist is created, as by every
-    consumer, and stays: without another reader, delete it afterwards (messagebus subscriptions delete).
+    Other consumers of the subscription do not get the printed messages. On a terminal the command asks first
+    if there are such consumers. `messagebus tail` shows messages and takes none.
 
-    Printed messages are taken away from the subscription's other consumers; on a terminal that is asked
-    first where there are some. `messagebus tail` looks and takes nothing.
+    The command prints a line end within a message as \\n; --ndjson keeps every byte. A terminal shows
+    characters that do not print as escapes. The command runs until it is stopped (code 143 by SIGTERM),
+    unless --count or --idle-exit-s is given. It ends with code 6 when it can reach no broker. A topic or
+    subscription that does not exist is created, as by every consumer, and stays: without another reader,
+    delete it afterwards (messagebus subscriptions delete).
 
     \b
     Example:

@@ -536,8 +536,9 @@ _ALARMS = (("alarm: memory", "a-broker-is-in-memory-alarm"), ("alarm: disk", "a-
 def doctor(publish: tuple[str, ...], consume: tuple[str, ...], as_json: bool) -> int:
     """Find problems between this host and the bus, with the settings of this environment.
 
-    Prints a line for each finding, with its remedy: ✓ good, ▲ doubtful, ✗ wrong. Every broker of the list is
-    tried directly. Nothing is published, consumed or declared. Exit code 7 when something is wrong.
+    The command prints a line for each finding, with its remedy: ✓ passed, ▲ doubtful, ✗ failed. It tries
+    every broker of the list directly. It publishes, consumes and declares nothing. Exit code 7: a check
+    failed.
 
     \b
     Example:

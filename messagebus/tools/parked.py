@@ -166,9 +166,9 @@ def _count_row(count: ParkedCount) -> dict[str, Any]:
 )
 @_as_json_option
 def show_parked(names: tuple[str, ...], where: ParkedFilter, limit: int, as_json: bool) -> int:
-    """Print parked messages of NAMES; they stay where they are, in order.
+    """Print parked messages of NAMES, and leave them where they are, in order.
 
-    A body is shown as far as its first 200 characters (--json: 4,096 bytes), with escapes for characters
+    The command shows the first 200 characters of a body (--json: 4,096 bytes), with escapes for characters
     that do not print.
 
     \b
@@ -276,8 +276,8 @@ def redrive_parked(
 ) -> int:
     """Put parked messages of NAMES back into their own queue, on the broker where they are.
 
-    Id, headers and key stay; attempts begin anew. It may be interrupted and run again: nothing is
-    lost, and at most one message comes twice. Messages parked meanwhile are left.
+    Id, headers and key stay, and attempts start at 1 again. The command may be interrupted and run again: no
+    message is lost, and at most one is put back twice. Messages that are parked meanwhile stay parked.
 
     \b
     Example:
@@ -312,7 +312,7 @@ def purge_parked(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Drop parked messages of NAMES for good.
+    """Delete parked messages of NAMES permanently.
 
     \b
     Example:

@@ -97,8 +97,8 @@ def replay(
 ) -> int:
     """Read the messages of TOPIC again, from the streams of all brokers (messagebus declare stream:TOPIC).
 
-    They are printed as envelopes, one a line, or published by --to under their ids. Nothing is taken from
-    anybody. Ends with code 3 where messages are gone that the checkpoint promised.
+    The command prints them as envelopes, one a line, or publishes them with --to under their ids. It removes
+    no message. Exit code 3: messages that follow the checkpoint are gone.
 
     \b
     Example:

@@ -51,9 +51,10 @@ names_argument = click.argument("names", nargs=-1, required=True)
 def list_subscriptions(as_json: bool) -> int:
     """Print the message counts of subscriptions and queues, by broker.
 
-    READY messages wait, UNACKED are delivered and not answered, OLDEST is the age of the oldest (both may
-    be some seconds old; "?": the broker does not say). `python -m consumer_lists show` names the processes
-    that read each subscription. Exit code 3 when a broker does not answer.
+    READY: messages that wait. UNACKED: messages that were delivered and not answered. OLDEST: age of the
+    oldest message. UNACKED and OLDEST may be some seconds old; "?" is an unknown value. `python -m
+    consumer_lists show` names the processes that read each subscription. Exit code 3: a broker does not
+    answer.
 
     \b
     Example:
@@ -105,8 +106,9 @@ def delete_subscriptions(
 ) -> int:
     """Delete NAMES (TOPIC/SUBSCRIPTION or queue:NAME) on all brokers, with their messages.
 
-    A broker that is down deletes them when it is back, before it takes publishes; it is named, and the
-    exit code is 3. So is one whose agent does not answer: ask again.
+    A broker that is down deletes them when it is back, before it takes publishes. The command names such
+    brokers, and ends with code 3. It also names brokers whose agent does not answer: for these, repeat the
+    command.
 
     \b
     Example:

@@ -75,13 +75,13 @@ def tail(
     layout: Layout | None,
     rate_per_s: int,
 ) -> int:
-    """Print new messages of TOPIC as they are published, until it is stopped; they are taken from nobody.
+    """Print new messages of TOPIC as they are published, until it is stopped. No consumer loses one.
 
-    One broker is tapped unless --all says otherwise: a message is on one broker, so that shows the messages
-    of some publishers. Publishers are not held up: where more is published than --rate, a tap looks for a
-    part of each second only, and standard error says that some are missing. Up to --rate it costs a broker
-    about as much as one more subscription without fsync. Needs the right to read a subscription of TOPIC.
-    A tap ends after 15 minutes.
+    The command taps one broker; --all taps all. Each message is on one broker, so one tap shows the messages
+    of some publishers only. A tap never slows down publishers: above --rate it reads during a part of each
+    second only, and standard error says that messages are missing. Up to --rate it costs a broker about as
+    much as one more subscription without fsync. It requires the right to read a subscription of TOPIC, and
+    ends after 15 minutes.
 
     \b
     Example:

@@ -109,8 +109,8 @@ def top(
 ) -> int:
     """Show the state of every broker, the worst subscriptions and queues, and what needs attention.
 
-    All agents are asked side by side; figures are of the brokers that answer, and others are named. Exit
-    code 3 when a broker was not counted in the last look. Ctrl-C ends it.
+    The command asks all agents in parallel. Figures are those of the brokers that answer; it names the
+    others. Ctrl-C ends it. Exit code 3: the last look did not count a broker.
 
     \b
     Example:

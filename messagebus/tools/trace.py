@@ -36,10 +36,10 @@ def trace_command(
 ) -> int:
     """Find the message ID: parked, finished, or the places where it might still wait.
 
-    ID: the message's id, or its beginning. Queues in use are never looked into: that would count as a
-    delivery. Parking queues are read, and all else is concluded from what agents count; each line says how it
-    is known. Without --published-at or a recording every queue in which something waits may hold it.
-    Exit code 4 when nothing is known of it, 3 when a place could not be looked at.
+    ID: the message's id, or its beginning. The command reads parking queues. It never reads queues in use,
+    because that would count as a delivery: it concludes from the agents' counts, and each line names its
+    source. Without --published-at or a recording, any queue with waiting messages may have the message. Exit
+    code 4: nothing is known of it; 3: a place could not be inspected.
 
     \b
     Example:
