@@ -55,7 +55,10 @@ def destination_of(text: str, durability: str) -> Destination:
 
 def rate_option(command: Any) -> Any:
     return click.option(
-        "--rate", "rate_per_s", type=NumberRange(min=0.001), help="At most this many a second."
+        "--rate",
+        "rate_per_s",
+        type=NumberRange(min=0.001),
+        help="At most this many messages a second.",
     )(command)
 
 
@@ -147,14 +150,20 @@ class Sending:
     help="One envelope a line, as consume --ndjson prints it: with id, key, headers.",
 )
 @click.option("--key", default="", help="Key of all messages: they keep their order per broker.")
-@click.option("--id", "message_id", default="", help="Id of the message; of a single one.")
+@click.option("--id", "message_id", default="", help="Id of the message, if it is a single one.")
 @new_ids_option
-@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="Repeatable.")
+@click.option(
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A header of all messages. Repeatable.",
+)
 @click.option("--type", "kind", default="", help="Type of all messages, for readers.")
 @click.option(
     "--content-type",
     default="",
-    help="Of all messages. Default: FILE's by its suffix, such as application/json.",
+    help="Content type of all messages. Default: by the suffix of FILE, such as application/json.",
 )
 @click.option(
     "--delay", "delay_s", type=Duration(), help="Deliver after this long: 90s, 15m, 2h, 7d."
@@ -163,7 +172,11 @@ class Sending:
     "--at", metavar="TIME", help="Deliver at this time: 2030-01-31T08:00 (local), ...T08:00+00:00."
 )
 @click.option("--ttl", "ttl_s", type=Duration(), help="Park a message that waits longer: 90s, 7d.")
-@click.option("--priority", type=click.IntRange(0, 9), help="Of all messages, where brokers can.")
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 9),
+    help="Priority of all messages; RabbitMQ 4 delivers a higher one first.",
+)
 @rate_option
 @click.option("--redundant", is_flag=True, help="Have two brokers confirm each message.")
 @durability_option

@@ -102,10 +102,10 @@ def of_outbox(command: Callable[..., int]) -> Callable[..., int]:
     "--database",
     type=click.Choice([*DIALECTS, "mariadb"]),
     required=True,
-    help="The kind of database.",
+    help="Kind of the database.",
 )
 @_table_option
-@click.option("--drop", is_flag=True, help="The statements that drop them.")
+@click.option("--drop", is_flag=True, help="Print the statements that drop them instead.")
 def ddl(database: str, table: str, drop: bool) -> int:
     """Print the statements that make both tables, or drop them; nothing is executed.
 
@@ -125,15 +125,21 @@ def ddl(database: str, table: str, drop: bool) -> int:
 @group.command(short_help="Publish the rows until SIGTERM.")
 @of_outbox
 @click.option("--once", is_flag=True, help="End when no row waits.")
-@number("--batch", 1, 10_000, RelayConfig().batch, "Rows of one read.")
+@number("--batch", 1, 10_000, RelayConfig().batch, "Rows to read at once.")
 @click.option(
     "--poll-s",
     type=NumberRange(0.001, 60),
     default=RelayConfig().poll_s,
     show_default=True,
-    help="Between reads while nothing waits.",
+    help="Seconds between two reads while no row waits.",
 )
-@number("--attempts", 1, 1_000_000, RelayConfig().attempts_max, "Before a row is parked.")
+@number(
+    "--attempts",
+    1,
+    1_000_000,
+    RelayConfig().attempts_max,
+    "Failed attempts before a row is parked.",
+)
 @click.option("--notify", is_flag=True, help="Listen to Outbox(notify=True), too; PostgreSQL.")
 @click.option(
     "--keys-go-on", is_flag=True, help="Rows overtake a failed row of their key: no order."
@@ -144,7 +150,7 @@ def ddl(database: str, table: str, drop: bool) -> int:
     "names",
     metavar="HOST",
     multiple=True,
-    help="Refuse requests for other hosts there, but addresses and names without a dot. Repeatable.",
+    help="Answer there only requests for this host, for addresses and for names without a dot. Repeatable.",
 )
 @log_option
 def relay(

@@ -35,14 +35,14 @@ GRACE_S_MAX = 86_400
     "names",
     metavar="HOST",
     multiple=True,
-    help="Refuse requests for other hosts there, but addresses and names without a dot. Repeatable.",
+    help="Answer there only requests for this host, for addresses and for names without a dot. Repeatable.",
 )
 @click.option(
     "--grace-s",
     type=NumberRange(min=0, max=GRACE_S_MAX),
     default=GRACE_S,
     show_default=True,
-    help="For handlers that run at SIGTERM.",
+    help="Seconds for handlers that run at SIGTERM.",
 )
 @log_option
 @click.option("-v", "--verbose", is_flag=True, help="Also log connections and consumer lists.")

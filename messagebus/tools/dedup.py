@@ -57,7 +57,7 @@ _timeout_option = click.option(
     type=NumberRange(min=0.1, max=3_600),
     default=10.0,
     show_default=True,
-    help="For the store's answer.",
+    help="Seconds to wait for the store's answer.",
 )
 _redriven_option = click.option(
     "--redriven",

@@ -97,7 +97,7 @@ def status(outbox: Named, older_than_s: float | None, as_json: bool) -> int:
 @click.command(short_help="Print the parked rows.")
 @of_outbox
 @_destination_option
-@number("--limit", 1, None, SHOWN_LIMIT, "Of them at most.")
+@number("--limit", 1, None, SHOWN_LIMIT, "Print at most this many rows.")
 @_as_json_option
 def parked(outbox: Named, destination: str, limit: int, as_json: bool) -> int:
     """Print the rows that were given up, with the reason, the oldest first; they stay.

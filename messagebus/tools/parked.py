@@ -48,11 +48,23 @@ def group() -> None:
 def _filters(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options that make a ParkedFilter, which the command gets as `where`."""
     options = (
-        click.option("--older-than", "older_than_s", type=Duration(), help="Parked longer ago."),
-        click.option("--newer-than", "newer_than_s", type=Duration(), help="Parked since then."),
-        click.option("--reason", help="A part of their reason or exception, whatever the case."),
-        click.option("--key", help="Their key, whole."),
-        click.option("--id", "message_id", help="Their id, or its beginning."),
+        click.option(
+            "--older-than",
+            "older_than_s",
+            type=Duration(),
+            help="Only messages that were parked longer ago: 90s, 7d.",
+        ),
+        click.option(
+            "--newer-than",
+            "newer_than_s",
+            type=Duration(),
+            help="Only messages that were parked since then: 90s, 7d.",
+        ),
+        click.option(
+            "--reason", help="Only messages with this text in reason or exception, in any case."
+        ),
+        click.option("--key", help="Only messages with exactly this key."),
+        click.option("--id", "message_id", help="Only messages whose id begins with this."),
         click.option(
             "--match",
             metavar="PATTERN",
@@ -82,7 +94,9 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 _dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Only count the messages that match."
 )
-_limit_option = click.option("--limit", type=click.IntRange(min=1), help="At most this many.")
+_limit_option = click.option(
+    "--limit", type=click.IntRange(min=1), help="At most this many messages."
+)
 
 
 # List, show.
@@ -162,7 +176,7 @@ def _count_row(count: ParkedCount) -> dict[str, Any]:
     type=click.IntRange(min=1),
     default=parked.READ_LIMIT,
     show_default=True,
-    help="At most this many.",
+    help="At most this many messages.",
 )
 @_as_json_option
 def show_parked(names: tuple[str, ...], where: ParkedFilter, limit: int, as_json: bool) -> int:
@@ -260,7 +274,7 @@ def _message_row(message: ParkedMessage) -> dict[str, Any]:
     type=NumberRange(min=0, min_open=True),
     default=parked.REDRIVE_RATE_PER_S,
     show_default=True,
-    help="Messages a second.",
+    help="At most this many messages a second.",
 )
 @_dry_run_option
 @_yes_option

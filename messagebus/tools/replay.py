@@ -68,7 +68,7 @@ class _Begin(click.ParamType[Any]):
 @click.option("--key", help="Only messages with this key.")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
 @click.option("--to", help="Publish them: to TOPIC/SUBSCRIPTION alone, TOPIC, or queue:NAME.")
-@click.option("--rate", type=NumberRange(min=0.001), help="At most this many a second.")
+@click.option("--rate", type=NumberRange(min=0.001), help="At most this many messages a second.")
 @click.option(
     "--checkpoint",
     "file",

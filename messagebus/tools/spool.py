@@ -119,7 +119,7 @@ def status(path: Path | None, as_json: bool) -> int:
 @_path
 @_destination
 @_id
-@click.option("--limit", type=click.IntRange(min=1), help="At most this many.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many messages.")
 @_as_json
 def show(
     path: Path | None,

@@ -50,7 +50,7 @@ BODIES = Layout("{body}{body_base64}")
 @click.option("--all", "everywhere", is_flag=True, help="Tap all brokers, not one of them.")
 @click.option("--broker", "brokers", multiple=True, help="Tap this HOST:PORT; repeatable.")
 @click.option("--grep", help="Only messages whose envelope matches this regular expression.")
-@click.option("--key", help="Their key, whole.")
+@click.option("--key", help="Only messages with exactly this key.")
 @click.option("--sample", type=NumberRange(0, 1), help="Only this share of messages, such as 0.01.")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many messages.")
 @click.option("--ndjson", is_flag=True, help="Print envelopes: id, key, headers, body as JSON.")
@@ -61,7 +61,7 @@ BODIES = Layout("{body}{body_base64}")
     type=click.IntRange(1, RATE_MAX),
     default=1_000,
     show_default=True,
-    help="At most this many a second.",
+    help="At most this many messages a second.",
 )
 def tail(
     topic: str,

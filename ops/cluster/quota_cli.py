@@ -140,7 +140,11 @@ def quota() -> None:
 @click.argument("source")
 @click.option("--messages", type=click.IntRange(1, MESSAGES_MAX), help="Messages on all brokers.")
 @click.option("--mb", type=click.IntRange(1, MB_MAX), help="Megabytes of bodies on all brokers.")
-@click.option("--refuse-topic", is_flag=True, help="Accept that other subscriptions get doubles.")
+@click.option(
+    "--refuse-topic",
+    is_flag=True,
+    help="Accept that the topic's other subscriptions store refused messages.",
+)
 @inventory_option
 def set_command(
     source: str, messages: int | None, mb: int | None, refuse_topic: bool, file: Path
@@ -210,7 +214,9 @@ def _lines(found: Mapping[str, Mapping[str, Quota]]) -> Iterator[str]:
 
 @quota.command("share", short_help="Compute the brokers' shares anew.")
 @click.option("--without", "absent", multiple=True, metavar="NAME", help="Leave out a dead broker.")
-@click.option("--without-agent", "silent", multiple=True, metavar="NAME", help="A dead agent.")
+@click.option(
+    "--without-agent", "silent", multiple=True, metavar="NAME", help="Leave out a dead agent."
+)
 @click.option("--in-playbook", is_flag=True, hidden=True)  # which holds the lock
 @inventory_option
 def share_command(

@@ -216,7 +216,7 @@ def state(dir: Path, name: str) -> None:
     type=click.Choice(list(_SIGNALS)),
     default="KILL",
     show_default=True,
-    help="The signal.",
+    help="Signal to send.",
 )
 def kill(dir: Path, name: str, word: str) -> None:
     """Signal NAME: a broker (mb2), its agent (mb2-agent), haproxy, epmd or a server (redis).

@@ -56,9 +56,14 @@ MONITORING = CHECKOUT / "ops" / "monitoring"
     type=click.IntRange(1, BROKERS_MAX),
     default=3,
     show_default=True,
-    help="How many.",
+    help="Number of brokers.",
 )
-@click.option("--image", default="messagebus", show_default=True, help="Made by `make image`.")
+@click.option(
+    "--image",
+    default="messagebus",
+    show_default=True,
+    help="Image of messagebus, made by `make image`.",
+)
 def compose(out: Path, count: int, image: str) -> None:
     """Write compose.yaml and all its settings into the new folder OUT, with random passwords.
 
