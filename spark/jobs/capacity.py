@@ -215,8 +215,8 @@ def _faulty(runs: Sequence[Measured]) -> list[str]:
     """Say how many of the runs bench itself does not trust."""
     count = sum(run.is_faulty for run in runs)
     text = (
-        f"{count} of {plural(len(runs), 'run')} failed the verdict of bench, as with a load that was late. "
-        "The costs of a message count all the same."
+        f"{count} of {plural(len(runs), 'run')} failed the verdict of bench, for example because the load was"
+        " late. Their latencies are not to be trusted; their CPU costs count."
     )
     return [text] if count else []
 
