@@ -810,7 +810,7 @@ def bus_of(bus: BusConfig | None) -> BusConfig:
 
 
 NO_AGENTS = (
-    "this needs agents, and a single RabbitMQ has none: set list_urls (MESSAGEBUS_LIST_URL), or see"
+    "list_urls (MESSAGEBUS_LIST_URL) is not set: this needs agents, and a single RabbitMQ has none; see"
     " docs/reference/commands.md#with-and-without-agents"
 )
 

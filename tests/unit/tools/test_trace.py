@@ -139,4 +139,4 @@ def test_bad_words_are_one_line(shell: Shell, words: list[str], told: str) -> No
 def test_without_agents_nothing_can_be_said(shell: Shell) -> None:
     done = shell.trace(ID, MESSAGEBUS_LIST_URL="")
     assert done.exit_code == Exit.USAGE
-    assert "a single RabbitMQ has none: set list_urls (MESSAGEBUS_LIST_URL)" in done.stderr
+    assert "list_urls (MESSAGEBUS_LIST_URL) is not set: this needs agents" in done.stderr
