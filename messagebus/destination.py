@@ -13,6 +13,7 @@ one that it may write.
 from __future__ import annotations
 
 import bisect
+import functools
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -411,6 +412,7 @@ _PREFIXES: dict[str, type[Topic] | type[Queue]] = {
 }
 
 
+@functools.lru_cache(maxsize=1_000)
 def parse_destination(text: str) -> Destination:
     """Read ``orders`` or ``topic:orders`` (a topic) or ``queue:jobs``.
 

@@ -84,9 +84,9 @@ def read_publish(
 
     Raises NameInvalid, MessageInvalid, ConfigError.
     """
-    parsed = parse_destination(destination) if isinstance(destination, str) else destination
-    target, body, message = outgoing.read(parsed, payload, given)
+    target, body, message = outgoing.read(destination, payload, given)
     refuse_unconfirmed(target)
+    parsed = parse_destination(destination) if isinstance(destination, str) else destination
     return parsed, message or Message(body=body, content_type=target.content_type)
 
 
