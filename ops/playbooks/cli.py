@@ -81,7 +81,9 @@ def add(name: str, dead: tuple[str, ...], opts: RunOptions) -> None:
         view = _view(opts, [name], dead)
         target = _resumed(journal, name) or _new_target(view, name)
         if not journal.is_resumed and target.address in view.listed.names:
-            raise ConfigError(f"{name} is on the list already")
+            raise ConfigError(
+                f"{name} is on the list already: `python -m ops check` names what is wrong with it"
+            )
         plan = add_playbook.plan(target, view, _nodes(view, [target]))
         _carry(plan, journal, opts, view, target, {})
 

@@ -209,7 +209,10 @@ def test_the_version_that_is_installed_is_the_inventorys_unless_another_is_said_
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("add", "mb1"), (2, "mb1 is on the list already")),
+        (
+            ("add", "mb1"),
+            (2, "mb1 is on the list already: `python -m ops check` names what is wrong with it"),
+        ),
         (("remove", "mb9"), (2, "no broker 'mb9' in the inventory")),
         (
             ("replace", "mb1", "--dead", "db1"),
