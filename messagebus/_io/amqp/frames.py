@@ -38,6 +38,8 @@ HEADER_FRAME_MAX = 1 << 20
 TOO_LONG = b"\x20\x00\x00\x00\x00\x12\x07x-deathA\x00\x00\x00\x05S\x00\x00\x00\x00"
 # Bound of body sizes with a cached piece each; applications have few different sizes.
 SIZES_MAX = 4096
+# Bound of the sizes of deliveries that are cut in one step.
+ALIKE_MAX = 64
 
 
 def encode_ack(channel: int, tag: int, multiple: bool) -> bytes:
@@ -159,23 +161,60 @@ class Contents(NamedTuple):
     arrived: list[Arrived]
 
 
-class _Usual(NamedTuple):
+class _OneSize(NamedTuple):
+    """Deliveries to one consumer with properties and a body of these sizes, each body in one frame.
+
+    whole: start, tag, redelivered, middle, properties, between, body, the frame's end. start: as in `_Usual`;
+    middle goes up to the properties, between from there to the body.
+    """
+
+    whole: Struct
+    start: bytes
+    middle: bytes
+    between: bytes
+
+    def cut(self, arrived: list[Arrived], data: bytes, at: int) -> int:
+        """Append the next deliveries that are of this size; return where they end."""
+        whole, start, middle, between = self
+        unpack, size = whole.unpack_from, whole.size
+        last = len(data) - size
+        while at <= last:
+            begun, tag, redelivered, names, properties, mark, body, end = unpack(data, at)
+            if begun != start or names != middle or mark != between or end != END:
+                break
+            arrived.append((tag, redelivered == 1, properties, body))
+            at += size
+        return at
+
+
+class _Usual:
     """The beginning of each delivery to one consumer.
 
     start: its method frame up to the delivery tag. rest: from there up to the end of the header frame's
     fixed part; tag, redelivered, the frame's end; kind, channel, size, class and weight, body size.
     """
 
-    channel: int
-    start: bytes
-    rest: Struct
-
-    @classmethod
-    def of(cls, channel: int, frame: bytes) -> _Usual:
+    def __init__(self, channel: int, frame: bytes) -> None:
         """Derive it from the method frame of one such delivery."""
-        start = frame[: 12 + frame[11]]
-        names = len(frame) - len(start) - _TAG.size - 1  # exchange and routing key, not needed
-        return cls(channel, start, Struct(f">QB{names}xBBHIIQ"))
+        self.channel, self.start = channel, frame[: 12 + frame[11]]
+        names = len(frame) - len(self.start) - _TAG.size - 1  # exchange and routing key, not needed
+        self.rest = Struct(f">QB{names}xBBHIIQ")
+        self.next: _OneSize | None = None
+        """The size of the last deliveries, where two had the same."""
+        self._sizes: dict[bytes, _OneSize] = {}
+
+    def like(self, data: bytes, at: int, properties: int, body: int, last: int) -> _OneSize:
+        """Return the size of the delivery that stands there, with these parts. last: its last byte."""
+        begun, mark = len(self.start), body - FRAME_OVERHEAD
+        middle = data[at + begun + _TAG.size : properties]  # it tells both sizes, too
+        found = self._sizes.get(middle)
+        if found is None:
+            if len(self._sizes) >= ALIKE_MAX:
+                self._sizes.clear()
+            whole = f">{begun}sQB{len(middle)}s{mark - properties}s8s{last - body}ss"
+            found = _OneSize(Struct(whole), self.start, middle, data[mark:body])
+            self._sizes[middle] = found
+        return found
 
 
 class _Open:
@@ -309,7 +348,7 @@ class FrameParser:
         if index == BASIC_DELIVER:
             # The consumer tag stands before the delivery tag; exchange and routing key after it.
             tag, redelivered = _TAG.unpack_from(data, at + 12 + data[at + 11])
-            self._usual = usual = _Usual.of(channel, data[at : stop + 1])
+            self._usual = usual = _Usual(channel, data[at : stop + 1])
             after = self._alike(items, data, usual, at)
             if after > at:
                 return after
@@ -324,31 +363,36 @@ class FrameParser:
     def _alike(self, items: list[Item], data: bytes, usual: _Usual, at: int = 0) -> int:
         """Cut complete deliveries to one consumer, each in one body frame; return where they end.
 
-        The usual case, in a third of the time. It stops at anything else, which is cut frame by frame.
+        The usual case, in a third of the time; in a sixth where one has the size of the one before. It stops
+        at anything else, which is cut frame by frame.
         """
-        channel, start, rest = usual
+        channel, start, rest = usual.channel, usual.start, usual.rest
         end, limit, unpack = len(data), self.frame_max - FRAME_OVERHEAD, rest.unpack_from
         arrived: list[Arrived] = []
-        to_rest, to_properties = len(start), len(start) + rest.size
+        to_rest, to_properties, size_before = len(start), len(start) + rest.size, 0
+        if usual.next is not None:
+            at = usual.next.cut(arrived, data, at)
         while data.startswith(start, at) and at + to_properties < end:
             tag, redelivered, mark, kind, its_channel, size, _, length = unpack(data, at + to_rest)
             properties = at + to_properties
-            body = properties + size - 12 + 1  # behind the end of the header frame
-            last = body + 7 + length
+            body = properties + size - 12 + FRAME_OVERHEAD  # behind two frames' end and head
+            last = body + length
             if (
                 last >= end
                 or kind != HEADER
                 or its_channel != channel
                 or not 14 <= size <= HEADER_FRAME_MAX
                 or not 0 < length <= limit
-                or _FRAME.unpack_from(data, body) != (BODY, channel, length)
-                or not mark == data[body - 1] == data[last] == FRAME_END
+                or _FRAME.unpack_from(data, body - 7) != (BODY, channel, length)
+                or not mark == data[body - 8] == data[last] == FRAME_END
             ):
                 break
-            arrived.append(
-                (tag, redelivered == 1, data[properties : body - 1], data[body + 7 : last])
-            )
-            at = last + 1
+            arrived.append((tag, redelivered == 1, data[properties : body - 8], data[body:last]))
+            if last - at != size_before:
+                size_before, at, usual.next = last - at, last + 1, None
+            else:
+                usual.next = usual.like(data, at, properties, body, last)
+                at = usual.next.cut(arrived, data, last + 1)
         if arrived:
             _add(items, channel, arrived)
         return at

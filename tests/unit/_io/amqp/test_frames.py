@@ -189,6 +189,45 @@ def test_a_stream_in_any_pieces_comes_out_in_order(sent: list[Sent], data: st.Da
     assert fed(parser(), stream, cuts) == [item for _, items in sent for item in items]
 
 
+# Deliveries of few sizes, and of one size whose parts have other sizes: most follow one like them.
+ALIKE = st.builds(
+    deliver,
+    st.just("c1"),
+    TAGS,
+    st.booleans(),
+    st.sampled_from(["id", "id", "id", "other"]).map(
+        lambda id: spec.BasicProperties(message_id=id)
+    ),
+    st.sampled_from([b"x" * 9, b"y" * 9, b"z" * 6, b"u" * 9]),
+)
+
+
+@given(st.lists(ALIKE | st.just(confirm(1, False, True)), max_size=12), st.data())
+@settings(max_examples=examples(300), deadline=None)
+def test_deliveries_of_one_size_come_out_as_others_do(
+    sent: list[Sent], data: st.DataObject
+) -> None:
+    stream = marshalled(*[each for frames, _ in sent for each in frames])
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=6))
+    assert fed(parser(), stream, cuts) == [item for _, items in sent for item in items]
+
+
+@pytest.mark.parametrize("change", [0x01, 0x80, 0xFF])
+def test_a_wrong_byte_in_deliveries_of_one_size_is_found_as_where_each_byte_comes_alone(
+    change: int,
+) -> None:
+    properties = spec.BasicProperties(message_id="id")
+    sent = [deliver("c1", tag, False, properties, b"body") for tag in range(1, 5)]
+    stream = marshalled(*[each for frames, _ in sent for each in frames])
+    for place in range(len(stream) * 3 // 4, len(stream)):  # each of the last one
+        wrong = bytearray(stream)
+        wrong[place] ^= change
+        together, alone = parser(), parser()
+        found = fed(together, bytes(wrong), [])
+        assert found == fed(alone, bytes(wrong), list(range(len(wrong)))), place
+        assert bool(together.fault) == bool(alone.fault), place
+
+
 def test_deliveries_in_a_row_come_out_together() -> None:
     sent = [deliver("c", tag, False, spec.BasicProperties(), b"x" * tag) for tag in range(1, 40)]
     stream = marshalled(*[each for frames, _ in sent for each in frames])
