@@ -35,6 +35,7 @@ from messagebus.clock import monotonic_ms, whole_ms
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.backlog import Backlog
 from messagebus.core.confirms import Packing
+from messagebus.core.redundancy import MODES, PARTITIONED
 from messagebus.errors import Stopped
 from messagebus.stats import RUNNING, Published, Status, why_not_running
 
@@ -246,10 +247,12 @@ class Admission:
         self, target: Target, bodies: list[bytes], timeout_s: float | None, many: Many
     ) -> Sequence[Ended]:
         """Accept bodies that `packing_of` lets enter together, in their turn. As `admit`."""
-        self.check_running()
-        size = sum(map(len, bodies))
-        left_ms = await self._room(self._plain, size, timeout_s, len(bodies))
-        return self._door.submit_bodies(target, bodies, size, left_ms, many)
+        drivers, size = self.running(), sum(map(len, bodies))
+        lane = self._others if target.redundancy in MODES else self._plain
+        left_ms = await self._room(lane, size, timeout_s, len(bodies))
+        if lane is self._plain:
+            return self._door.submit_bodies(target, bodies, size, left_ms, many)
+        return drivers.made_redundant().submit_bodies(target, bodies, size, left_ms, many)
 
     async def _room(self, lane: Lane, size: int, timeout_s: float | None, count: int = 1) -> int:
         """Wait for room, where there is none. Returns the ms that are left of the publish's timeout."""
@@ -265,7 +268,9 @@ class Admission:
 
     def packing_of(self, target: Target) -> Packing | None:
         """Return the bounds of what enters together, as `Door.packing_of`."""
-        if self._hooks is not None or target.redundancy:
+        if self._hooks is not None or target.redundancy == PARTITIONED:
+            return None
+        if target.redundancy and self.running().own.memory.packed_max(target):
             return None
         return self._door.packing_of(target)
 

@@ -232,6 +232,13 @@ class MemoryDoor:
         if not self._driver.is_woken:
             self._driver.wake()
 
+    def submit_copies(self, copies: Sequence[PublishCopy], size: int) -> None:
+        """Accept copies of one target, which does not pack, and one deadline. size: of all."""
+        if copies[0].target.destination not in self._known:
+            self.open(copies[0].target)
+        self._backlog.accept_all(copies, size)
+        self._driver.wake()
+
     def take_over(self, copies: list[PublishCopy]) -> None:
         """Accept copies that another driver could not send, ahead of all others, in their order."""
         for copy in reversed(copies):

@@ -89,12 +89,14 @@ class Drivers:
             return self.own.door.submit(call, timeout_ms, waiter)
         if self.partitions is not None and redundancy == PARTITIONED:
             return self.partitions.submit(call, timeout_ms, waiter)
-        return (self.redundant or self._make_redundant()).submit(call, timeout_ms, waiter)
+        return (self.redundant or self.made_redundant()).submit(call, timeout_ms, waiter)
 
-    def _make_redundant(self) -> RedundantDrivers:
-        from messagebus._io.publish.redundant import RedundantDrivers
+    def made_redundant(self) -> RedundantDrivers:
+        """Return the drivers of redundant publishes, made at the first one."""
+        if self.redundant is None:
+            from messagebus._io.publish.redundant import RedundantDrivers
 
-        self.redundant = RedundantDrivers(self.own)
+            self.redundant = RedundantDrivers(self.own)
         return self.redundant
 
     def _adopt(self, address: Address, options: Options, items: list[Item]) -> str:

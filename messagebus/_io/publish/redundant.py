@@ -96,6 +96,22 @@ class RedundantPublish(PublishCopy, Many):
         self.unsettled = 0
         self.result: Published | None = None
 
+    def copied(self) -> PublishCopy:
+        """Return the other copy, and wait for both."""
+        self.second = twin = PublishCopy(
+            self.message_id,
+            self.target,
+            self.body,
+            self.properties,
+            self.shape,
+            self.deadline_ms,
+            self.alone,
+        )
+        twin.waiter = self
+        self.twin, twin.twin = twin, self
+        self.unsettled = 2
+        return twin
+
     def finish(self) -> None:
         """End the publish: both copies have their ends."""
         first_end, second = self.end, self.second
@@ -185,9 +201,7 @@ class RedundantDrivers:
         first, second = self.first, self.second or self._begin()
         if message is None:
             publish = RedundantPublish(self, next(self._ids), target, body, deadline_ms, waiter)
-            stamp_s, shape, packed_max = self._bare.get(target, _NO_SHAPE)
-            if now - stamp_s >= STAMP_MS:
-                shape, packed_max = self._shape_of(target, now)
+            shape, packed_max = self._shape_of(target, now)
             if len(body) >= packed_max:
                 publish.shape = shape
             else:
@@ -215,24 +229,35 @@ class RedundantDrivers:
             publish.unsettled = 1
             only.memory.submit_copy(publish)
             return publish
-        publish.second = twin = PublishCopy(
-            publish.message_id,
-            target,
-            body,
-            publish.properties,
-            publish.shape,
-            deadline_ms,
-            publish.alone,
-        )
-        twin.waiter = publish
-        publish.twin, twin.twin = twin, publish
-        publish.unsettled = 2
         first.memory.submit_copy(publish)
-        second.memory.submit_copy(twin)
+        second.memory.submit_copy(publish.copied())
         return publish
+
+    def submit_bodies(
+        self, target: Target, bodies: list[bytes], size: int, timeout_ms: int, waiter: Many
+    ) -> list[RedundantPublish]:
+        """Accept bare bodies together, as `Door.submit_bodies`; the target does not pack."""
+        if self.first.is_unnamed or self._stuck_since_ms:
+            return [self.submit((target, body, None), timeout_ms, waiter) for body in bodies]
+        now = self._used_ms = monotonic_ms()
+        first, second = self.first, self.second or self._begin()
+        shape, _ = self._shape_of(target, now)
+        publishes = [
+            RedundantPublish(self, message_id, target, body, now + timeout_ms, waiter)
+            for body, message_id in zip(bodies, self._ids, strict=False)
+        ]
+        for publish in publishes:
+            publish.shape, publish.waiter = shape, publish
+        self.open += len(bodies)
+        first.memory.submit_copies(publishes, size)
+        second.memory.submit_copies([publish.copied() for publish in publishes], size)
+        return publishes
 
     def _shape_of(self, target: Target, now: int) -> tuple[Shape, int]:
         """Return the shape of both copies of a bare body, and the size below which it goes into batches."""
+        stamp_ms, shape, packed_max = self._bare.get(target, _NO_SHAPE)
+        if now - stamp_ms < STAMP_MS:
+            return shape, packed_max
         shape = bare_shape(target.content_type, int(time.time()))
         packed_max = self.first.memory.packed_max(target)
         self._bare[target] = now, shape, packed_max

@@ -179,6 +179,31 @@ async def test_with_one_broker_left_preferred_goes_on_and_warns_once_a_minute(
     assert len(again.brokers) == 2
 
 
+async def test_with_one_broker_left_many_that_prefer_two_go_on_together(memory: MemoryBus) -> None:
+    config = PublisherConfig(redundant=("orders",), redundancy="preferred")
+    async with memory.async_publisher(config) as publisher:
+        stop_all_but(memory, THREE)
+        ends = await publisher.send_many("orders", [b"x"] * 250, timeout_s=20 * WITHIN_S)
+        again = await publisher.send_many("orders", [b"y"] * 250, timeout_s=20 * WITHIN_S)
+    assert [end.brokers for end in ends + again] == [(THREE,)] * 500
+    assert publisher.stats().downgraded == 500
+
+
+async def test_many_find_room_in_both_backlogs(memory: MemoryBus) -> None:
+    config = PublisherConfig(redundant=("orders",), backlog_messages_max=5)
+    bodies = [b"%d" % number for number in range(23)]
+    async with memory.async_publisher(config) as publisher:
+        stop_all_but(memory, ONE)
+        sending = asyncio.create_task(publisher.send_many("orders", bodies))
+        await eventually_async(lambda: publisher.stats().backlog >= 5, within_s=WITHIN_S)
+        memory.start_brokers(TWO)
+        ends = await sending
+    assert {frozenset(end.brokers) for end in ends} == {frozenset((ONE, TWO))}
+    stored = [message.body for message in memory.published("orders")]
+    assert sorted(stored) == sorted(bodies * 2)
+    assert len({end.message_id for end in ends}) == len(bodies)
+
+
 async def test_copies_that_wait_for_a_second_broker_stop_no_plain_publish(
     memory: MemoryBus,
 ) -> None:
@@ -220,6 +245,8 @@ async def test_brokers_without_a_name_are_refused_where_two_are_required(
         await publisher.send_safe("orders", b"before there is a link")
     with pytest.raises(Refused, match="does not say its name"):
         await publisher.send_safe("orders", b"after")
+    many = await publisher.send_many("orders", [b"after"] * 3)
+    assert [end.outcome for end in many] == [Outcome.REFUSED] * 3
     assert memory.published("orders") == []
     one = await publisher.send_safe("orders", b"x", redundant="preferred")
     assert (one.outcome, one.brokers) == (Outcome.CONFIRMED, ("memory:5672",))
