@@ -472,16 +472,21 @@ class AsyncConsumer:
     async def _receive(self, timeout_s: float | None = None) -> Delivery | None:
         if (delivery := self.receive_immediate()) is not None:  # without the cost of a timeout
             return delivery
-        timeout_s = checked_wait(timeout_s)
+        if (timeout_s := checked_wait(timeout_s)) is None:
+            return await self._next()
         try:
             async with asyncio.timeout(timeout_s):
-                while self._status is RUNNING:
-                    self._ready.clear()
-                    await self._ready.wait()
-                    if (delivery := self.receive_immediate()) is not None:
-                        return delivery
+                return await self._next()
         except TimeoutError:
-            pass
+            return None
+
+    async def _next(self) -> Delivery | None:
+        """Wait for the next delivery; None once the consumer is stopped."""
+        while self._status is RUNNING:
+            self._ready.clear()
+            await self._ready.wait()
+            if (delivery := self.receive_immediate()) is not None:
+                return delivery
         return None
 
     def receive_immediate(self) -> Delivery | None:

@@ -351,8 +351,7 @@ class FanIn(Generic[T]):
 
     def answered(self, link: Hashable) -> None:
         """Record the application's answer to one delivery of this live link."""
-        buffer = self._buffers.get(link)
-        assert buffer is not None
+        buffer = self._buffers[link]
         assert buffer.handed_out > 0
         buffer.handed_out -= 1
         self.handed_out -= 1
