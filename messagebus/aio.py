@@ -542,9 +542,11 @@ class AsyncConsumer:
 
         A wait for the next one may be cancelled: the one after it goes on.
         """
-        driver = self._started()
-        take = self.receive_immediate if self._config.at_most_once else driver.take
-        return _Deliveries(take, self._receive)
+        return _Deliveries(self._take(), self._receive)
+
+    def _take(self) -> Callable[[], Delivery | None]:
+        """Return the shortest way to the next delivery; whoever finds none asks `_receive` then."""
+        return self.receive_immediate if self._config.at_most_once else self._started().take
 
     async def run(
         self,
@@ -834,7 +836,7 @@ class _Singles:
     """Source of single deliveries; its counterpart `Gathering` makes batches of them."""
 
     def __init__(self, consumer: AsyncConsumer) -> None:
-        self.take = consumer.receive_immediate
+        self.take = consumer._take()
         self.receive = consumer._receive
 
     def withdraw(self) -> Sequence[Delivery]:

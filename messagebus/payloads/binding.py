@@ -217,13 +217,24 @@ def _call(
     payload: inspect.Parameter | None,
     delivery: inspect.Parameter | None,
 ) -> Callable[[Delivery], object]:
-    """Return a call with arguments by name: 0.1 us slower than by place, but in any order."""
-    if read is None or payload is None:
-        assert delivery is not None
-        return lambda given: handler(**{delivery.name: given})
+    """Return a call with arguments by place, where they come first in this order, else by name.
+
+    By name costs 0.3 us more. A wrapper may have another signature than it shows, so its own code is asked.
+    """
+    names = tuple(each.name for each in (payload, delivery) if each is not None)
+    code = handler.__code__ if inspect.isfunction(handler) else None
+    if code is None or code.co_varnames[: code.co_argcount][: len(names)] != names:
+        return lambda given: handler(**dict(zip(names, _values(read, given), strict=False)))
+    if read is None:
+        return handler
     if delivery is None:
-        return lambda given: handler(**{payload.name: _fitting(read, given)})
-    return lambda given: handler(**{payload.name: _fitting(read, given), delivery.name: given})
+        return lambda given: handler(_fitting(read, given))
+    return lambda given: handler(_fitting(read, given), given)
+
+
+def _values(read: Reader | None, given: Delivery) -> tuple[object, ...]:
+    """Return the payload, where it is wanted, and the delivery."""
+    return (given,) if read is None else (_fitting(read, given), given)
 
 
 def _call_once(

@@ -299,7 +299,7 @@ class Handling:
             self.failed(job, fault)
 
     def _acked(self, job: Job) -> None:
-        for delivery in deliveries_of(job):
+        for delivery in (job,) if isinstance(job, Delivery) else job:
             self.acked(delivery)
 
     def acked(self, delivery: Delivery) -> None:

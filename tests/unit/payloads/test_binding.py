@@ -69,6 +69,16 @@ def hidden_default(order: Order, session: Hidden | None = None) -> object:
     return order
 
 
+def taking_names(handler: Callable[..., object]) -> Callable[..., object]:
+    """Wrap a handler so that it takes its arguments by name alone, which its signature does not tell."""
+
+    @functools.wraps(handler)
+    def wrapper(**given: Any) -> object:
+        return handler(**given)
+
+    return wrapper
+
+
 def wrapped(handler: Callable[..., object]) -> Callable[..., object]:
     return functools.wraps(handler)(lambda *args, **named: handler(*args, **named))
 
@@ -99,6 +109,8 @@ class AsyncService:
         (hidden_default, Order(5)),
         (wrapped(payload_alone), Order(5)),
         (wrapped(Service().handle), Order(5)),
+        (taking_names(payload_alone), Order(5)),
+        (taking_names(both), (Order(5), DELIVERY)),
         (Service().handle, Order(5)),
         (Service(), Order(5)),
         (functools.partial(with_defaults, count=4), (Order(5), 4, None)),
