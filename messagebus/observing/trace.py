@@ -217,7 +217,7 @@ def _of_row(row: Row, broker: str, since_ms: int | None, counted_ms: int, now_ms
         return Line("may wait", text, "counts of the agents", row.name, broker)
     waiting = f"{row.ready:,} ready, {row.unacked or 0:,} being handled"
     if row.kind == "delay" or since_ms is None or row.oldest_at_ms is None:
-        why = "" if since_ms else "; say when it was published, to know more"
+        why = "" if since_ms else "; the time of its publish would narrow this down"
         text = f"{waiting}{why}"
         return Line("may wait", text, "counts of the agents", row.name, broker)
     margin_ms = max(AGE_MARGIN_MS, int((now_ms - row.oldest_at_ms) * AGE_MARGIN_SHARE))
