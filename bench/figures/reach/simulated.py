@@ -70,7 +70,7 @@ async def _figures(id: str, size: Size) -> list[Figure]:
 
 async def _of_lists(make: Maker, bus: Simulation) -> list[Figure]:
     name, spread_ms = name_of(bus.size), await bus.spread()
-    await asyncio.sleep(2.0)
+    await bus.whole()
     links = bus.links()
     a_broker = sum(links) * bus.size.subscriptions / bus.size.brokers
     what = f"{name}: from a new list at the agents until the last consumer has it"

@@ -2,15 +2,17 @@
 
 Agents are `Topology` with its `Register`, as the service has them; only HTTP, disk and broker are replaced.
 Consumers are `Membership` with its `Subset`, at the ticks of the library's driver, and dial in the turns of
-their process (`DialTurns`). What a line or a login takes is in `Lines`. Consumers of one subscription depend
-on nothing of another one, and agents that only answer do nothing else: so one subscription and `AGENTS_MAX`
-agents are simulated, and totals are multiples of theirs.
+their process (`DialTurns`). What lines and steps of processes take is in `Lines` and `Processors`. Consumers
+of one subscription share nothing with those of another one but the time of agents, which answer all of them,
+and agents that only answer do nothing else: so one subscription and `AGENTS_MAX` agents are simulated, and
+totals are multiples of theirs.
 """
 
 # A message goes to any broker (HAProxy), and there to the consumers of the subscription in turn:
 #
 #   Poisson arrivals ─▶ broker ─▶ one of its attached consumers          `Simulation.messages`
 #   list ─▶ agents, which look every 200 ms ─▶ consumers that wait there ─▶ `Membership.refresh` ─▶ dials
+#                                           └▶ other agents, which are asked for their maps
 
 from __future__ import annotations
 
@@ -18,18 +20,20 @@ import asyncio
 import heapq
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from bench.figures.reach.hosts import Hosts, Lines, Process, Processors
 from bench.figures.reach.virtual_time import VirtualLoop
 from messagebus._io.wire import DialTurns
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.membership import Action, Dial, Membership, State, Subset
 from messagebus.services.agent.consumer_list import LOOK_INTERVAL_S
-from messagebus.services.agent.topology.agreement import Topology
+from messagebus.services.agent.topology.agreement import PULL_PEERS, Topology
 from messagebus.services.agent.topology.peers import CONNECTIONS_MAX, PeerAnswer
 from messagebus.services.agent.topology.register import (
     Answer,
@@ -45,19 +49,6 @@ REDIAL_FIRST_MS = 50
 # Of `messagebus._io.consume.driver`.
 TICK_MS = 100
 LOOK_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """The times of lines, in ms. refused: until a port refuses. login: until a link is open.
-
-    lateness_ms: of processes that wait for a core, one of these each time; empty for hosts that are not busy.
-    """
-
-    answer_ms: float = 1.0
-    refused_ms: float = 1.0
-    login_ms: float = 10.0
-    lateness_ms: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +84,11 @@ class Traffic:
 class Consumer:
     """One consumer. open: its links. dials: made in each second. phase_ms: of the ticks of its driver.
 
-    turns: of its process.
+    turns: of the dials of its process.
     """
 
     members: Membership
+    process: Process
     turns: DialTurns
     phase_ms: int = 0
     list_at_ms: float = 0.0
@@ -109,8 +101,15 @@ class Consumer:
 class Simulation:
     """A bus of a size. Make it, and call its methods, on a `VirtualLoop`."""
 
-    def __init__(self, size: Size, *, seed: int = 42, lines: Lines | None = None) -> None:
-        self.size, self.lines, self.chance = size, lines or Lines(), random.Random(seed)
+    def __init__(
+        self,
+        size: Size,
+        *,
+        seed: int = 42,
+        lines: Lines | None = None,
+        processors: Processors | None = None,
+    ) -> None:
+        self.size, self.chance = size, random.Random(seed)
         self._loop = cast(VirtualLoop, asyncio.get_running_loop())
         listed = tuple(
             ListedBroker(broker=Broker(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", 5672))
@@ -119,20 +118,29 @@ class Simulation:
         self.list = BrokerList(listed=listed, generation=1)
         self.dead: set[str] = set()
         self.was_dead: frozenset[str] = frozenset()
-        self._whole, self._dialling = asyncio.Event(), set[asyncio.Task[None]]()
-        turns = [DialTurns() for _ in range(size.processes or size.group)]
+        self._dialling = set[asyncio.Task[None]]()
+        self.hosts = Hosts(self.names, lines or Lines(), processors or Processors())
+        processes = [
+            (self.hosts.process(), DialTurns()) for _ in range(size.processes or size.group)
+        ]
         self.consumers = [
             Consumer(
-                Membership(subset=self._subset(slot), backoff_first_ms=REDIAL_FIRST_MS),
-                turns[slot % len(turns)],
+                self._membership(slot),
+                *processes[slot % len(processes)],
                 phase_ms=self.chance.randrange(TICK_MS),
             )
             for slot in range(size.group)
         ]
 
-    def _subset(self, slot: int) -> Subset | None:
-        cover = self.size.cover
-        return Subset(slot=slot, slots=self.size.group, cover=cover) if cover else None
+        began_s = time.process_time()
+        parsed = BrokerList.parse(self.list.render())
+        self._membership(0).refresh([entry.broker.name for entry in parsed], 0)
+        self._apply_ms = (time.process_time() - began_s) * 1000
+
+    def _membership(self, slot: int) -> Membership:
+        size = self.size
+        subset = Subset(slot=slot, slots=size.group, cover=size.cover) if size.cover else None
+        return Membership(subset=subset, backoff_first_ms=REDIAL_FIRST_MS)
 
     @property
     def names(self) -> list[str]:
@@ -141,27 +149,38 @@ class Simulation:
     # Consumers.
 
     async def spread(self) -> float:
-        """Give all agents the list at once; return the time in ms until the last consumer has it.
+        """Give all agents a newer list at once; return the time in ms until the last consumer has it.
 
         A consumer waits at any agent, which looks at its file every LOOK_INTERVAL_S.
         """
-        began_ms = self._loop.now_ms
-        at_ms = [
-            self.chance.uniform(0, LOOK_INTERVAL_S * 1000) + self.lines.answer_ms + self._late_ms()
-            for _ in range(self.size.brokers)
-        ]
-        # An answer passes two more processes: HAProxy and the consumer.
-        waits_ms = [
-            self.chance.choice(at_ms) + self._late_ms() + self._late_ms() for _ in self.consumers
-        ]
-        for consumer, wait_ms in zip(self.consumers, waits_ms, strict=True):
-            self._loop.call_later(wait_ms / 1000, self._listed, consumer)
-        longest_ms = max(LOOK_INTERVAL_S * 1000 + self.lines.answer_ms, *waits_ms)
-        await asyncio.sleep(longest_ms / 1000 + 0.001)
+        began_ms, names, everybody = self._loop.now_ms, self.names, self.size.consumers
+        waiting: dict[str, list[Consumer | None]] = {name: [] for name in names}
+        for number in self.chance.sample(range(everybody), everybody):
+            one = self.consumers[number] if number < self.size.group else None
+            waiting[self.chance.choice(names)].append(one)
+        async with asyncio.TaskGroup() as tasks:
+            for name in names:
+                tasks.create_task(self._look(name, waiting[name]))
         return max(each.list_at_ms for each in self.consumers) - began_ms
 
-    def _late_ms(self) -> float:
-        return self.chance.choice(self.lines.lateness_ms) if self.lines.lateness_ms else 0.0
+    async def _look(self, agent: str, waiting: Iterable[Consumer | None]) -> None:
+        """Let an agent find the list, after some time. waiting: there; None: one that is not simulated."""
+        await asyncio.sleep(self.chance.uniform(0, LOOK_INTERVAL_S))
+        others = [name for name in self.names if name != agent]
+        asked = self.chance.sample(others, min(PULL_PEERS, len(others)))
+        async with asyncio.TaskGroup() as tasks:
+            # Its requests begin in an earlier turn of its loop than its answers.
+            tasks.create_task(self.hosts.ask(agent, asked, CONNECTIONS_MAX))
+            for consumer in waiting:
+                tasks.create_task(self._answer(agent, consumer))
+
+    async def _answer(self, agent: str, consumer: Consumer | None) -> None:
+        costs = self.hosts.processors
+        await self.hosts.agents[agent].compute(costs.request_ms)
+        if consumer is not None:
+            await asyncio.sleep(self.hosts.lines.answer_ms / 1000)
+            await consumer.process.compute(costs.list_ms + self._apply_ms)
+            self._listed(consumer)
 
     def _listed(self, consumer: Consumer) -> None:
         consumer.list_at_ms = self._loop.now_ms
@@ -190,10 +209,9 @@ class Simulation:
         try:
             async with consumer.turns.turn(broker):
                 consumer.dials[self._loop.now_ms // 1000] += 1
-                is_dead = broker in self.dead
-                await asyncio.sleep(
-                    (self.lines.refused_ms if is_dead else self.lines.login_ms) / 1000
-                )
+                is_dead, lines, costs = broker in self.dead, self.hosts.lines, self.hosts.processors
+                await consumer.process.compute(costs.refused_ms if is_dead else costs.login_ms)
+                await asyncio.sleep((lines.refused_ms if is_dead else lines.login_ms) / 1000)
                 if is_dead:
                     raise ConnectionRefusedError
         except ConnectionRefusedError:
@@ -229,17 +247,15 @@ class Simulation:
         """Start the killed brokers; return the time in ms until every consumer has all its links."""
         self.dead.clear()
         began_ms = self._loop.now_ms
-        self._whole.clear()
-        self._look_whole()
-        await self._whole.wait()
+        await self.whole()
         return self._loop.now_ms - began_ms
 
-    def _look_whole(self) -> None:
-        states = (each for one in self.consumers for each in one.members.states.values())
-        if all(state is State.OPEN for state in states):
-            self._whole.set()
-        else:
-            self._loop.call_later(LOOK_S, self._look_whole)
+    async def whole(self) -> None:
+        """Wait until every consumer has all its links."""
+        while not all(  # noqa: ASYNC110 - the time is virtual
+            state is State.OPEN for one in self.consumers for state in one.members.states.values()
+        ):
+            await asyncio.sleep(LOOK_S)
 
     def dials(self, from_s: int, seconds: int) -> list[int]:
         """Return the dials of all simulated consumers together in each of these seconds."""
@@ -266,14 +282,14 @@ class Simulation:
     # Agents.
 
     def agents(self) -> Agents:
-        return Agents(self.list, self.lines)
+        return Agents(self.list, self.hosts)
 
 
 class Agents:
     """The agents of a list: each has its map; `AGENTS_MAX` of them ask in rounds, as all of them do."""
 
-    def __init__(self, listed: BrokerList, lines: Lines) -> None:
-        self.list, self.lines, self.traffic = listed, lines, Traffic()
+    def __init__(self, listed: BrokerList, hosts: Hosts) -> None:
+        self.list, self._hosts, self.traffic = listed, hosts, Traffic()
         self.topologies = {
             entry.broker.name: self._topology(entry.broker.name) for entry in listed.listed
         }
@@ -317,10 +333,9 @@ class Agents:
         assert judged.complete, judged
         return self.traffic, (loop.time() - began_s) * 1000
 
-    async def passed(self, requests: int) -> None:
-        """Let the time pass that so many requests of one agent take, of which some are under way at once."""
-        self.traffic.requests += requests
-        await asyncio.sleep(-(-requests // CONNECTIONS_MAX) * self.lines.answer_ms / 1000)
+    async def ask(self, asker: str, names: Sequence[str]) -> None:
+        self.traffic.requests += len(names)
+        await self._hosts.ask(asker, names, CONNECTIONS_MAX)
 
     def map_for(self, reader: str, name: str) -> Snapshot:
         """Return the map of an agent, the same object while it is the same; count it if it is news."""
@@ -346,14 +361,14 @@ class _Peers:
 
     async def pull(self, listed: Iterable[ListedBroker]) -> dict[str, Snapshot]:
         names = self._names(listed)
-        await self._all.passed(len(names))
+        await self._all.ask(self._me, names)
         return {name: self._all.map_for(self._me, name) for name in names}
 
     async def mismatch(
         self, peers: Iterable[ListedBroker], items: Sequence[object]
     ) -> dict[str, str]:
         names = self._names(peers)
-        await self._all.passed(len(names))
+        await self._all.ask(self._me, names)
         self._all.traffic.bytes += len(names) * len(json.dumps(list(items)))
         return dict.fromkeys(names, "")
 
@@ -366,7 +381,7 @@ class _Peers:
         answering: Iterable[str],
     ) -> dict[str, PeerAnswer]:
         names, part = self._names(listed), replace(mine, entries=tuple(entries))
-        await self._all.passed(len(names))
+        await self._all.ask(self._me, names)
         self._all.traffic.bytes += len(names) * size_of(part)
         return {name: await self._told(name, part) for name in names}
 

@@ -1,11 +1,11 @@
 """Sixteen brokers on this machine, with as many subscriptions and consumers as run on it, and simulated.
 
-Brokers share two cores, so times of this group are of a crowded machine. What both the machine and the
-simulation measure are counts, and times of waits: they must agree.
+Brokers share two cores, so times of this group are of a crowded machine. The simulation of the same bus has
+as many cores, and the CPU times that the processes used: what both measure must agree.
 
 ``python -m bench.figures.reach.sixteen FIRST COUNT`` is a process with `COUNT` consumers. It prints one JSON
 object: first when all are attached, then after each line of its standard input; with the links, the failed
-dials of each second since that line, and when each generation of the list was first known to all.
+dials of each second and the CPU time since that line, and when each generation of the list was last applied.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import json
 import logging
 import os
 import re
+import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 import httpx
 import psutil
@@ -28,8 +30,9 @@ import psutil
 from bench.errors import BenchError
 from bench.figures.figure import Figure, Maker, at_most
 from bench.figures.groups import BEHIND_HAPROXY, Group, Setup, repeat_command
+from bench.figures.reach.hosts import Processors
 from bench.figures.reach.simulated import DIALS_S, REST_S
-from bench.figures.reach.simulation import Lines, Simulation, Size
+from bench.figures.reach.simulation import Simulation, Size
 from bench.figures.reach.used import MB, Used, memory_mb
 from bench.figures.reach.virtual_time import VirtualLoop
 from bench.processes import Answering, wait_until
@@ -42,12 +45,27 @@ NAME = "reach.sixteen"
 # At rest 16 brokers, their agents and 3,200 links of 200 consumers would fill two cores.
 BROKERS, SUBSCRIPTIONS, CONSUMERS, GROUPS, PROCESSES = 16, 100, 100, 20, 4
 COMPARED = 20
+# New lists, and the time between them. Of the first ones the last consumer's times are measured. The second
+# ones follow each other so soon that agents do little else: they measure what a request and a list cost.
+CHANGES, CHANGE_S = 15, 2.0
+BURST, BURST_S = 30, 0.4
 DEAD = 2
 DECLARE_S, START_S, ANSWER_WITHIN_S, BACK_S = 600.0, 540.0, 600.0, 300.0
-SETTLE_S, POLL_S = 10.0, 0.02
-# A port without a listener, and the time between two dials of it.
-NOBODY, REFUSE_S = ("127.0.0.1", 1), 0.1
+SETTLE_S = 10.0
+# Beyond it other work decides when a process computes.
+BUSY_MAX = 0.9
 GOAL_APART, GOAL_MB, GOAL_AGENT_PERCENT = 1.2, 1.0, 5.0
+COSTS = {
+    "request_ms": "CPU time of an agent for its side of a request",
+    "list_ms": "CPU time of a consumer for a new list",
+    "login_ms": "CPU time of a consumer for a link, with its part of the start",
+    "refused_ms": "CPU time of a consumer for a refused dial",
+}
+COMPARISONS = {
+    "spread_ms": ("from a new list at the agents until the last consumer has it", "ms"),
+    "dials_10s": (f"dials of a consumer in {DIALS_S} s after {DEAD} died", "dials"),
+    "agent_requests": ("requests of other agents to an agent at rest", "requests/s"),
+}
 PULLS = re.compile(r"^messagebus_agent_pulls_total\{.*\} (\d+)", re.MULTILINE)
 Answer = Mapping[str, Any]
 
@@ -95,38 +113,94 @@ def _loaded(setup: Setup, make: Maker, name: str, full_mb: float) -> Iterator[Fi
 
 
 def _beside_simulation(setup: Setup, make: Maker, name: str) -> Iterator[Figure]:
-    """Measure as few consumers as leave the cores time, since the simulation has no processors."""
-    cluster, found = setup.cluster, {}
+    """Measure few consumers, which leave the cores time, and simulate them with the CPU times measured."""
+    cluster = setup.cluster
     name += f", {COMPARED} consumers"
     with ExitStack() as stack:
-        clients, _ = _attached(setup, stack, COMPARED)
-        pulls, began_s = _pulls(cluster), time.monotonic()
-        time.sleep(REST_S)
-        a_second = (_pulls(cluster) - pulls) / (time.monotonic() - began_s)
-        found["agent_requests"] = a_second / BROKERS
-        found["spread_ms"], late = _spread(cluster, clients)
-        setup.say(f"the last consumer had the new list after {found['spread_ms']:.0f} ms")
+        clients, attached = _attached(setup, stack, COMPARED)
+        psutil.cpu_percent()
+        rest = _Work.during(cluster, clients, lambda: time.sleep(REST_S))
+        busy, took_ms = psutil.cpu_percent() / 100, _spread(cluster, clients)
+        burst = _Work.during(cluster, clients, lambda: _new_lists(cluster, BURST, BURST_S))
+        setup.say(
+            "the last consumer had new lists after " + ", ".join(f"{ms:.0f}" for ms in took_ms)
+        )
         died, _ = _killed(cluster, clients, COMPARED)
-    found["dials_10s"] = sum(sum(each["failed"][:DIALS_S]) for each in died) / COMPARED
-    refused_ms = sum(each["refused_ms"] for each in died) / len(died)
-    what = f"{name}, {DEAD} killed: a refused dial, with the lateness of its timer"
-    yield make("refused_ms", what, refused_ms, "ms")
-    lines = Lines(answer_ms=refused_ms, refused_ms=refused_ms, lateness_ms=late)
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        simulated = runner.run(simulate(COMPARED, lines))
-    setup.say("simulated: " + ", ".join(f"{id} {value:.3g}" for id, value in simulated.items()))
-    texts = {
-        "spread_ms": ("from a new list at the agents until the last consumer has it", "ms"),
-        "dials_10s": (f"dials of a consumer in {DIALS_S} s after {DEAD} died", "dials"),
-        "agent_requests": ("requests of other agents to an agent at rest", "requests/s"),
+    more, failed = burst.beyond(rest), sum(sum(each["failed"][:DIALS_S]) for each in died)
+    dialled_s = sum(each["cpu_s"] for each in died) - rest.clients_s / rest.took_s * DIALS_S
+    processors = Processors(
+        request_ms=more.agents_s / (2 * more.pulls + more.lists) * 1e3,
+        list_ms=more.clients_s / more.lists * 1e3,
+        login_ms=sum(each["cpu_s"] for each in attached) / COMPARED / BROKERS * 1e3,
+        refused_ms=dialled_s / max(1, failed) * 1e3,
+        cores=psutil.cpu_count() or 1,
+        busy=busy,
+    )
+    if busy > BUSY_MAX:
+        raise BenchError(
+            f"{100 * busy:.0f} % of the cores are used at rest: no time is left to share"
+        )
+    for id, text in COSTS.items():
+        yield make(id, f"{name}: {text}", asdict(processors)[id], "ms")
+    what = f"{name} at rest: the part of the cores that is used"
+    yield make("busy_percent", what, 100 * busy, "%")
+    found = {
+        "spread_ms": statistics.median(took_ms),
+        "dials_10s": failed / COMPARED,
+        "agent_requests": rest.pulls / rest.took_s / BROKERS,
     }
-    for id, (what, unit) in texts.items():
-        yield make(id, f"{name}: {what}", found[id], unit)
+    # Agents at rest are part of what is busy, and simulated by themselves.
+    own = rest.agents_s / rest.took_s / processors.cores
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        simulated = runner.run(simulate(COMPARED, processors, replace(processors, busy=busy - own)))
+    setup.say("simulated: " + ", ".join(f"{id} {value:.3g}" for id, value in simulated.items()))
+    for id, (text, unit) in COMPARISONS.items():
+        yield make(id, f"{name}: {text}", found[id], unit)
         if not found[id]:
-            raise BenchError(f"{name}: {what}: none")
+            raise BenchError(f"{name}: {text}: none")
         apart = max(found[id] / simulated[id], simulated[id] / found[id])
-        text = f"{name}: {what}, against the simulation, whichever is more"
-        yield make(f"{id}_apart", text, apart, "times", (at_most, GOAL_APART))
+        what = f"{name}: {text}, against the simulation, whichever is more"
+        yield make(f"{id}_apart", what, apart, "times", (at_most, GOAL_APART))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The CPU time of agents and clients in a time, the requests between agents, and the lists of clients."""
+
+    took_s: float
+    agents_s: float
+    clients_s: float
+    pulls: float
+    lists: float
+
+    @classmethod
+    def during(
+        cls, cluster: LocalCluster, clients: Sequence[Answering], do: Callable[[], object]
+    ) -> _Work:
+        _answers(clients)
+        pulls, before = _pulls(cluster), Used.now(cluster)
+        do()
+        # In the order of the beginning: what it takes to ask is in both times.
+        answers, pulls = _answers(clients), _pulls(cluster) - pulls
+        after = Used.now(cluster)
+        return cls(
+            took_s=after.at_s - before.at_s,
+            agents_s=after.cpu_s(before)[1],
+            clients_s=sum(each["cpu_s"] for each in answers),
+            pulls=pulls,
+            lists=sum(each["lists"] for each in answers),
+        )
+
+    def beyond(self, rest: _Work) -> _Work:
+        """Return what is more than would be at rest in as long a time."""
+        part = self.took_s / rest.took_s
+        return _Work(
+            self.took_s,
+            self.agents_s - part * rest.agents_s,
+            self.clients_s - part * rest.clients_s,
+            self.pulls - part * rest.pulls,
+            self.lists,
+        )
 
 
 def _attached(
@@ -173,18 +247,25 @@ def _killed(
     return died, time.monotonic() - began_s
 
 
-async def simulate(consumers: int, lines: Lines) -> dict[str, float]:
-    """Return what the simulation says of the same bus."""
+async def simulate(consumers: int, processors: Processors, at_rest: Processors) -> dict[str, float]:
+    """Return what the simulation says of the same bus. at_rest: for agents, which nothing else changes."""
     # All consumers, as if they had one subscription: the last of 200 is later than the last of ten.
-    bus = Simulation(Size(BROKERS, consumers, 1, 1_000.0, processes=PROCESSES), lines=lines)
-    spread_ms = await bus.spread()
-    await asyncio.sleep(2.0)
+    size = Size(BROKERS, consumers, 1, 1_000.0, processes=PROCESSES)
+    bus = Simulation(size, processors=processors)
+    await bus.spread()
+    await bus.whole()
+    spread_ms = []
+    for _ in range(CHANGES):
+        spread_ms.append(await bus.spread())
+        await asyncio.sleep(CHANGE_S)
     dials = sum(await bus.die(DEAD / BROKERS, DIALS_S)) / bus.size.group
-    rest = await bus.agents().rest(REST_S)
+    # So long that a round more or less is little.
+    rest_s = 10 * REST_S
+    rest = await Simulation(size, processors=at_rest).agents().rest(rest_s)
     return {
-        "spread_ms": spread_ms,
+        "spread_ms": statistics.median(spread_ms),
         "dials_10s": dials,
-        "agent_requests": rest.requests / REST_S / BROKERS,
+        "agent_requests": rest.requests / rest_s / BROKERS,
     }
 
 
@@ -229,30 +310,40 @@ def _pulls(cluster: LocalCluster) -> int:
     return found
 
 
-def _spread(cluster: LocalCluster, clients: Sequence[Answering]) -> tuple[float, list[float]]:
-    """Give all agents a list of a new generation; return the time until the last consumer has it, in ms.
-
-    It counts from when the last agent has it. Also return the lateness of timers of consumers meanwhile.
-    """
-    late = list[float]()
-    text = listfile.read(cluster.layout.list_file)
-    generation = cluster.consumer_list().generation + 1
-    newer = listfile.with_generation(text, generation)
-    for name in cluster.names:
-        write_whole(cluster.node(name).list_file, newer, mode=listfile.MODE)
-    _answers(clients)
-    began_s = time.monotonic()
-    write_whole(cluster.layout.list_file, newer, mode=listfile.MODE)
-    known: list[float] = []
+def _spread(cluster: LocalCluster, clients: Sequence[Answering]) -> list[float]:
+    """Give all agents newer lists; return the times until the last consumer has each, in ms."""
+    began_s, answers = _new_lists(cluster, CHANGES, CHANGE_S), list[Answer]()
 
     def all_know() -> bool:
-        answers = _answers(clients)
-        late.extend(ms for each in answers for ms in each["late_ms"])
-        known[:] = [each["known_s"].get(str(generation), 0.0) for each in answers]
-        return all(known)
+        answers[:] = _answers(clients)
+        return all(each["generation"] == max(began_s) for each in answers)
 
     wait_until(all_know, within_s=60.0, what="a new list at every consumer")
-    return (max(known) - began_s) * 1000, late
+    applied_s = [max(each["applied_s"][str(number)] for each in answers) for number in began_s]
+    return [1e3 * (last - first) for first, last in zip(began_s.values(), applied_s, strict=True)]
+
+
+def _new_lists(cluster: LocalCluster, count: int, every_s: float) -> dict[int, float]:
+    """Give all agents so many newer lists; return the moment of each, by its generation."""
+    began_s = dict[int, float]()
+    for _ in range(count):
+        generation = cluster.consumer_list().generation + 1
+        began_s[generation] = _new_list(cluster, generation)
+        time.sleep(every_s)
+    return began_s
+
+
+def _new_list(cluster: LocalCluster, generation: int) -> float:
+    """Give a list to all agents at one moment; return the moment."""
+    text = listfile.with_generation(listfile.read(cluster.layout.list_file), generation)
+    files = [cluster.layout.list_file, *(cluster.node(name).list_file for name in cluster.names)]
+    new = [file.with_suffix(".new") for file in files]
+    for each in new:
+        write_whole(each, text, mode=listfile.MODE)
+    began_s = time.monotonic()
+    for each, file in zip(new, files, strict=True):
+        each.replace(file)
+    return began_s
 
 
 def _until_whole(clients: Sequence[Answering], consumers: int) -> None:
@@ -268,25 +359,31 @@ GROUP = Group(NAME, BROKERS, BEHIND_HAPROXY, sixteen_figures)
 # The process.
 
 
-class _Failed(logging.Handler):
-    """Counts failed dials, which the library logs for debugging, by the second."""
+class _Seen(logging.Handler):
+    """Counts lists, and failed dials by the second, and notes when each list was applied last."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
+        self.applied_s = dict[int, float]()
         self.begin()
 
     def begin(self) -> None:
-        self.since_s, self.seconds = time.monotonic(), Counter[int]()
+        self.since_s, self.cpu_s = time.monotonic(), time.process_time()
+        self.seconds, self.lists = Counter[int](), 0
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg.startswith("dial failed"):
             self.seconds[int(time.monotonic() - self.since_s)] += 1
+        elif record.msg.startswith("list applied") and isinstance(record.args, tuple):
+            self.applied_s[cast(int, record.args[0])] = time.monotonic()
+            self.lists += 1
 
 
 async def main(first: int, count: int) -> None:
-    failed, logger = _Failed(), logging.getLogger("messagebus.consumer")
-    logger.setLevel(logging.DEBUG)
-    logger.addHandler(failed)
+    seen = _Seen()
+    for name, level in (("messagebus.consumer", logging.DEBUG), ("messagebus.list", logging.INFO)):
+        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).addHandler(seen)
     bus, began_s = BusConfig.from_env(os.environ), time.monotonic()
     consumers = [
         AsyncConsumer(
@@ -296,45 +393,24 @@ async def main(first: int, count: int) -> None:
     ]
     before = psutil.Process().memory_info().rss
     await asyncio.gather(*(each.start(require="all", timeout_s=START_S) for each in consumers))
-    attach_s, known_s = time.monotonic() - began_s, dict[int, float]()
-
-    async def watch() -> None:
-        while True:
-            generation = min(each.stats().list_generation for each in consumers)
-            known_s.setdefault(generation, looked_s := time.monotonic())
-            await asyncio.sleep(POLL_S)
-            late.append(time.monotonic() - looked_s - POLL_S)
-
-    refused, late = list[float](), list[float]()
-
-    async def refuse() -> None:
-        """Note what a dial takes that is refused, with the lateness of its timer."""
-        while True:
-            began_s = time.monotonic()
-            await asyncio.sleep(REFUSE_S)
-            with suppress(ConnectionRefusedError):
-                await asyncio.open_connection(*NOBODY)
-            refused.append(time.monotonic() - began_s - REFUSE_S)
-
-    watching, loop = asyncio.gather(watch(), refuse()), asyncio.get_running_loop()
+    attach_s, loop = time.monotonic() - began_s, asyncio.get_running_loop()
     while True:
-        brokers = [each.stats().brokers.values() for each in consumers]
+        stats = [each.stats() for each in consumers]
+        brokers = [each.brokers.values() for each in stats]
         state = {
             "attach_s": attach_s,
             "rss_bytes": psutil.Process().memory_info().rss - before,
             "links": sum(one.state == "open" for each in brokers for one in each),
-            "known_s": known_s,
-            "late_ms": [1e3 * each for each in late],
-            "refused_ms": 1e3 * sum(refused) / max(1, len(refused)),
-            "failed": [failed.seconds[second] for second in range(60)],
+            "generation": min(each.list_generation for each in stats),
+            "applied_s": seen.applied_s,
+            "lists": seen.lists,
+            "cpu_s": time.process_time() - seen.cpu_s,
+            "failed": [seen.seconds[second] for second in range(60)],
         }
         print(json.dumps(state), flush=True)
-        failed.begin()
-        refused.clear()
-        late.clear()
+        seen.begin()
         if not await loop.run_in_executor(None, sys.stdin.readline):
             break
-    watching.cancel()
     os._exit(0)  # it ends the links: nothing is in flight
 
 

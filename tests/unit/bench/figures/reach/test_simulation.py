@@ -13,7 +13,8 @@ import pytest
 from bench.figures.cli import GROUPS
 from bench.figures.groups import Setup
 from bench.figures.reach import simulated, sixteen
-from bench.figures.reach.simulation import Lines, Simulation, Size, fullest_broker
+from bench.figures.reach.hosts import Hosts, Lines, Processors
+from bench.figures.reach.simulation import Simulation, Size, fullest_broker
 from bench.figures.reach.virtual_time import VirtualLoop
 from messagebus.services.agent.consumer_list import LOOK_INTERVAL_S
 from messagebus.services.agent.topology.agreement import PULL_PEERS
@@ -59,7 +60,9 @@ def test_every_consumer_gets_a_list_within_a_look_and_a_link_to_each_broker(run:
         return spread_ms, bus.links()
 
     spread_ms, links = run(spread)
-    assert 0 < spread_ms <= LOOK_INTERVAL_S * 1000 + Lines().answer_ms
+    cpu = Processors()
+    work_ms = (2 * PULL_PEERS + SMALL.consumers) * cpu.request_ms + cpu.list_ms
+    assert 0 < spread_ms <= LOOK_INTERVAL_S * 1000 + Lines().answer_ms + work_ms
     assert links == [SMALL.brokers] * SMALL.group
 
 
@@ -146,19 +149,33 @@ def test_figures_of_every_size_are_made_and_keep_their_goals(tmp_path: Path) -> 
 
 
 def test_the_simulation_says_what_sixteen_brokers_measure(run: Run) -> None:
-    told = run(lambda: sixteen.simulate(40, Lines()))
+    told = run(lambda: sixteen.simulate(40, Processors(cores=2), Processors(cores=2)))
     assert set(told) == {"spread_ms", "dials_10s", "agent_requests"}
     assert told["agent_requests"] == pytest.approx(PULL_PEERS, rel=0.1)
 
 
-def test_on_a_busy_machine_the_last_consumer_is_later_by_the_lateness_of_its_processes(
-    run: Run,
+@pytest.mark.parametrize(
+    ("cores", "busy", "took_ms"), [(0, 0.0, 20), (1, 0.0, 60), (2, 0.0, 30), (2, 0.5, 60)]
+)
+def test_steps_of_processes_wait_for_a_core_of_their_host(
+    run: Run, cores: int, busy: float, took_ms: int
 ) -> None:
-    size = Size(16, 20, 1, 1_000.0)
-    assert run(lambda: Simulation(size).spread()) < 202
-    # Of an agent, of HAProxy, and of a consumer.
-    late = Lines(lateness_ms=(0.0, 300.0))
-    assert 300 < run(lambda: Simulation(size, lines=late).spread()) < 1_102
+    async def compute() -> int:
+        hosts = Hosts((), Lines(), Processors(cores=cores, busy=busy))
+        three, loop = [hosts.process() for _ in range(3)], asyncio.get_running_loop()
+        await asyncio.gather(*(each.compute(10) for each in three for _ in range(2)))
+        return round(loop.time() * 1000)
+
+    assert run(compute) == took_ms, "six steps, of which a process computes one at a time"
+
+
+def test_processes_that_share_cores_have_a_new_list_later(run: Run) -> None:
+    def spread_ms(processors: Processors) -> float:
+        size = Size(16, 20, 1, 1_000.0)
+        return float(run(lambda: Simulation(size, processors=processors).spread()))
+
+    own, shared = spread_ms(Processors()), spread_ms(Processors(cores=2))
+    assert own < shared < spread_ms(Processors(cores=2, busy=0.5))
 
 
 def test_publishers_are_even_over_time_also_where_one_broker_must_have_two() -> None:

@@ -1,0 +1,74 @@
+"""Processes, cores and lines of simulated hosts: what a step of a process takes, in virtual time.
+
+A core is a server, and the processes that are ready to compute are its queue: whoever has computed one step
+goes to the end. So processes that share cores take turns, as Linux lets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The times of lines, in ms. refused: until a port refuses. login: until a link is open."""
+
+    answer_ms: float = 1.0
+    refused_ms: float = 1.0
+    login_ms: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """CPU times of steps, in ms, as `reach.sixteen` measured them, and the cores for them.
+
+    request_ms: of an agent, for its side of a request: of another agent, to another agent, of a consumer.
+    list_ms: of a consumer, for a new list of a few brokers. login_ms, refused_ms: of a consumer, for a dial.
+    cores: of one machine for all; 0: each process has a core of its own. busy: part of the cores that other
+    processes use.
+    """
+
+    request_ms: float = 1.5
+    list_ms: float = 2.4
+    login_ms: float = 3.1
+    refused_ms: float = 1.2
+    cores: int = 0
+    busy: float = 0.0
+
+
+class Process:
+    """Computes one step at a time, on the cores of its host. busy: see `Processors`."""
+
+    def __init__(self, cores: asyncio.Semaphore, busy: float) -> None:
+        self._turn, self._cores, self._free = asyncio.Lock(), cores, 1.0 - busy
+
+    async def compute(self, ms: float) -> None:
+        async with self._turn, self._cores:
+            await asyncio.sleep(ms / self._free / 1000)
+
+
+class Hosts:
+    """The hosts of a bus. agents: name -> process of each agent."""
+
+    def __init__(self, names: Iterable[str], lines: Lines, processors: Processors) -> None:
+        self.lines, self.processors = lines, processors
+        self._shared = asyncio.Semaphore(processors.cores) if processors.cores else None
+        self.agents = {name: self.process() for name in names}
+
+    def process(self) -> Process:
+        return Process(self._shared or asyncio.Semaphore(1), self.processors.busy)
+
+    async def ask(self, asker: str, names: Iterable[str], at_once: int) -> None:
+        """Let an agent ask others, so many of them at once."""
+        places = asyncio.Semaphore(at_once)
+        await asyncio.gather(*(self._request(asker, name, places) for name in names))
+
+    async def _request(self, asker: str, asked: str, places: asyncio.Semaphore) -> None:
+        half_ms = self.processors.request_ms / 2
+        async with places:
+            await self.agents[asker].compute(half_ms)
+            await self.agents[asked].compute(2 * half_ms)
+            await asyncio.sleep(self.lines.answer_ms / 1000)
+            await self.agents[asker].compute(half_ms)
