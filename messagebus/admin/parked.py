@@ -320,7 +320,8 @@ class _Work:
         self._names: list[Parked] = [_source(each) for each in as_list(names)]
         if not self._names and not bus.list_urls:
             raise ConfigError(
-                "without list_urls (MESSAGEBUS_LIST_URL) there are no agents: name the subscriptions"
+                "list_urls (MESSAGEBUS_LIST_URL) is not set, so no agent knows the subscriptions: name"
+                " them, such as orders/billing"
             )
         self._listed = directory.brokers(bus)
         listed = sorted(self._listed.names)

@@ -400,7 +400,7 @@ def test_without_agents_and_in_classic_queues_it_is_the_same(
     declare(bus, [destination, Subscription(destination, "all")])
     park(cluster, "mb1", f"mb.park/{topic}/all", ids_of(7))
     alone = direct(cluster, "mb1", list_urls=())
-    with pytest.raises(ConfigError, match="name the subscriptions"):
+    with pytest.raises(ConfigError, match="name them, such as orders/billing"):
         count_parked(alone)
     names = [f"{topic}/all", f"{topic}/nobody"]
     for _ in range(2):
