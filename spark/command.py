@@ -138,7 +138,9 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
         allow: tuple[str, ...],
     ) -> int:
         if (folder is None) == (run_id is None):
-            raise click.UsageError("one of --events and --run")
+            raise click.UsageError(
+                "--run NAME of a run in the lake, or --events FOLDER of one: which run?"
+            )
         if day is not None:
             check_day(day)
         lake = Lake(root or out / "tables")
