@@ -320,7 +320,7 @@ class _Work:
         self._names: list[Parked] = [_source(each) for each in as_list(names)]
         if not self._names and not bus.list_urls:
             raise ConfigError(
-                "list_urls (MESSAGEBUS_LIST_URL) is not set, so no agent knows the subscriptions: name"
+                "list_urls (MESSAGEBUS_LIST_URL) is not set, and only agents know all subscriptions: name"
                 " them, such as orders/billing"
             )
         self._listed = directory.brokers(bus)
