@@ -184,6 +184,7 @@ class Service:
             self._kept("list", lambda: self.lists.watch(self.topology.list_changed)),
             self._kept("topology", self.topology.run),
             self._kept("upkeep", self.upkeep.run),
+            self._kept("lists", self.upkeep.compare),
             self._kept("expiry", self.expiry.run),
             self._kept("moves", self.moves.run),
             self._kept("alarms", self._watch_alarms),

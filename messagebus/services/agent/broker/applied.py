@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from messagebus.clock import monotonic_ms
+from messagebus.services.agent.broker.definitions import Definitions
 from messagebus.services.agent.topology.register import Entry, Register
 
 
@@ -26,6 +27,7 @@ class Applied:
         self.entries: dict[str, Entry] = {}
         self.version = 0
         self.births: dict[str, int | None] | None = None
+        self._listed: Definitions | None = None
         self.held: dict[str, int] = {}
         self.vanished: set[str] = set()
         self.behind_since_ms: int | None = None
@@ -39,9 +41,16 @@ class Applied:
         """Return whether the broker has exactly this entry, alive or dead."""
         return self.entries.get(entry.wanted) == entry
 
-    def begin(self, births: dict[str, int | None] | None) -> None:
-        """Forget what an earlier link knew."""
-        self.entries, self.version, self.births = {}, 0, births
+    def begin(
+        self, births: dict[str, int | None] | None, listed: Definitions | None = None
+    ) -> None:
+        """Forget what an earlier link knew. listed: what is there now, where that is known."""
+        self.entries, self.version, self.births, self._listed = {}, 0, births, listed
+
+    def take_listed(self) -> Definitions | None:
+        """Return what was there when the link opened, once: soon after that the list is old."""
+        listed, self._listed = self._listed, None
+        return listed
 
     def completed(self, version: int, entries: Mapping[str, Entry]) -> None:
         """Note that all entries of a version are there; the map may be at a later one by now."""

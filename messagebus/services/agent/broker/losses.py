@@ -6,11 +6,11 @@ late: a name that was declared after the deletion exists. `LossWatch` follows ev
 """
 
 # A queue that vanishes is noticed by the broker's event (within milliseconds) or by the audit (within
-# AUDIT_INTERVAL_S of the upkeep; while events are proven to arrive, within AUDIT_STEPS times that, or more
-# where a step would be of more than AUDITED_MAX names):
+# AUDIT_INTERVAL_S of the upkeep). While events are proven to arrive, the audit looks at what the broker's own
+# lists lack, every `compare_every_s`; where there are no lists, at some names in turn (`AuditRounds`):
 #
 #   event ──┬─ ours, or another virtual host's (`Deletions`): nothing
-#           ├─ declared again since, by the wall clock: a suspect, which the audit looks at
+#           ├─ declared again since, by the wall clock: a suspect, which the audit looks at ◄── lists
 #           ├─ of an expiring subscription: `on_gone`, and `topology.expiry` decides
 #           └─ else ─┐
 #   audit ───────────┴─► `LossWatch.note`: `Losses` records it, `Applied` has it made again, the upkeep wakes
@@ -18,6 +18,7 @@ late: a name that was declared after the deletion exists. `LossWatch` follows ev
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from typing import Any, TypeVar
 from messagebus._io.amqp.control import Control
 from messagebus.clock import wall_ms
 from messagebus.services.agent.broker.applied import Applied
+from messagebus.services.agent.broker.definitions import Definitions
 from messagebus.services.agent.broker.plan import expires_s_of, wanted_of
 from messagebus.services.agent.topology.register import Entry
 from messagebus.topology import Declarations
@@ -41,6 +43,11 @@ T = TypeVar("T")
 # With 10 entries that is 0.1 % of a core instead of 0.6 %. A step audits AUDITED_MAX at most:
 # 100 a second, of 1,000 subscriptions, took most of the 5.7 % of a core that the agent took in all.
 AUDIT_STEPS, AUDITED_MAX = 10, 20
+# The lists of a broker are compared with the map this often, and of many names less often: those of 1,000
+# subscriptions cost the agent 50 ms, and their broker 200 ms.
+COMPARE_EVERY_S, COMPARED_A_S = 10.0, 30
+# So many intervals without lists, and names are audited in turn again.
+COMPARED_TIMES = 3
 # Names kept that we deleted or declared, the newest: events of earlier ones have come long ago. A later
 # event is about an unwanted name, or the audit looks at it.
 NAMES_KEPT = 4_096
@@ -120,15 +127,29 @@ class Losses:
 
 
 class Deletions:
-    """Deletions and declarations of this agent, by the name of queue or exchange."""
+    """Deletions by anybody, and by this agent, and its declarations, by the name of queue or exchange."""
 
     def __init__(self) -> None:
         self._own: dict[str, None] = {}
         self._declared_at_ms: dict[str, int] = {}
+        self._since_link: dict[str, None] = {}
+
+    def link_began(self) -> None:
+        """Forget the deletions of an earlier link."""
+        self._since_link.clear()
 
     def ordered(self, name: str) -> None:
         """Record a deletion that we are going to make."""
         _keep_newest(self._own, name, None)
+        self.noticed(name)
+
+    def noticed(self, name: str) -> None:
+        """Record a deletion, or that of a binding to it, by whomever."""
+        _keep_newest(self._since_link, name, None)
+
+    def since_link(self, names: Iterable[str]) -> bool:
+        """Return whether any of these lost something since the link began."""
+        return any(name in self._since_link for name in names)
 
     def declaring(self, wanted: Declarations, now_ms: int) -> None:
         """Record declarations that we are going to make."""
@@ -199,12 +220,14 @@ class LossWatch:
         self._has_events = False
         self._awaited_event = ""
         self._rounds = AuditRounds()
+        self._compared_until_s = 0.0
         self.deletions = Deletions()
         self.events_proven = False
         self.suspects: set[str] = set()
 
     async def follow_events(self, control: Control) -> None:
         """Begin to follow the events of a new link. Raises LinkError."""
+        self.deletions.link_began()
         self._has_events = await control.follow_events(self._event)
         if not self._has_events:
             log.warning("no events broker=%s: plugin rabbitmq_event_exchange", self._broker)
@@ -219,11 +242,30 @@ class LossWatch:
     def link_ended(self) -> None:
         self.events_proven = False
 
+    @property
+    def compare_every_s(self) -> float:
+        """The seconds between two looks at the broker's lists."""
+        return max(COMPARE_EVERY_S, len(self._applied.entries) / COMPARED_A_S)
+
+    def compared(self, listed: Definitions) -> None:
+        """Suspect the entries of which the broker's lists lack a part."""
+        self._compared_until_s = time.monotonic() + COMPARED_TIMES * self.compare_every_s
+        entries = self._applied.entries
+        lacking = {name for name in self._audited() if not listed.has(wanted_of(entries[name]))}
+        if lacking:
+            self.suspects |= lacking
+            self._on_loss()
+
     def next_audit(self) -> list[str]:
-        """Return all names, or some of them while events are proven. `Expiry` looks after expiring ones."""
+        """Return all names; while events are proven some of them, or none where lists are compared."""
+        if self.events_proven and time.monotonic() < self._compared_until_s:
+            return []
+        return self._rounds.next(self._audited(), events_proven=self.events_proven)
+
+    def _audited(self) -> list[str]:
+        """Return the living names. `Expiry` looks after expiring ones."""
         entries = self._applied.entries.items()
-        alive = (name for name, entry in entries if entry.alive and not expires_s_of(entry))
-        return self._rounds.next(alive, events_proven=self.events_proven)
+        return [name for name, entry in entries if entry.alive and not expires_s_of(entry)]
 
     def next_suspects(self) -> set[str]:
         """Return the suspects, once."""
@@ -264,6 +306,7 @@ class LossWatch:
         if name and name == self._awaited_event:
             self.events_proven, self._awaited_event = True, ""
             return
+        self.deletions.noticed(name)
         if self.deletions.is_ours(name, headers):
             return
         what, deleted_at_ms = key.partition(".")[0], headers.get("timestamp_in_ms", 0)

@@ -6,7 +6,8 @@ connection stands still during the alarm: the agent's link must go on declaring.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -14,10 +15,18 @@ from urllib.parse import quote
 import httpx
 
 from messagebus.errors import ConfigError, reason_of
+from messagebus.services.agent.broker.definitions import (
+    BINDING_COLUMNS,
+    EXCHANGE_COLUMNS,
+    QUEUE_COLUMNS,
+    Definitions,
+    born_of,
+    read_definitions,
+)
 from messagebus.services.agent.broker.policies import losing
 from messagebus.services.agent.config import AgentConfig
 from messagebus.tls import trusting_nobody
-from messagebus.topology import BORN, GATE
+from messagebus.topology import GATE
 
 # 100 queues were listed in 11 to 13 ms.
 TIMEOUT_S = 3.0
@@ -104,9 +113,24 @@ class Management:
         """Return all queues of the broker -> their `mb-born`. Never cached (disable_stats)."""
         answer = await self._get("/api/queues/%2F?columns=name,arguments&disable_stats=true")
         try:
-            return {queue["name"]: _born(queue.get("arguments")) for queue in answer.json()}
+            return {queue["name"]: born_of(queue.get("arguments")) for queue in answer.json()}
         except (ValueError, KeyError, TypeError) as fault:
             raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
+
+    async def definitions(self) -> Definitions:
+        """Return all queues, exchanges and bindings of the broker. Never cached (disable_stats)."""
+        queues, exchanges, bindings = await asyncio.gather(
+            self._list("queues", QUEUE_COLUMNS),
+            self._list("exchanges", EXCHANGE_COLUMNS),
+            self._list("bindings", BINDING_COLUMNS),
+        )
+        try:
+            return read_definitions(queues.json(), exchanges.json(), bindings.json())
+        except (ValueError, KeyError, TypeError, AttributeError) as fault:
+            raise ManagementUnavailable(f"not lists of definitions: {fault!r}") from fault
+
+    async def _list(self, what: str, columns: Iterable[str]) -> httpx.Response:
+        return await self._get(f"/api/{what}/%2F?columns={','.join(columns)}&disable_stats=true")
 
     async def arguments(self, queue: str) -> dict[str, Any]:
         """Return the arguments of an existing queue, and `durable`."""
@@ -257,8 +281,3 @@ def _attached(consumer: Any, owed: dict[str, Any], says: dict[str, Any]) -> Atta
         active=consumer.get("active") is not False,
         version=version.removeprefix("messagebus ")[:TEXT_MAX],
     )
-
-
-def _born(arguments: Any) -> int | None:
-    born = arguments.get(BORN) if isinstance(arguments, dict) else None
-    return born if type(born) is int else None

@@ -7,6 +7,9 @@
 #                      │                          │
 #                      └─ refused: the others go on, and it is tried again later (`Refusals`)
 #
+# What the broker's own lists show as wanted when the link opens is neither declared nor bound again, and
+# settled with the rest: after a kill that is all, and a broker with 1,000 queues took three seconds for it.
+#
 # A part may vanish during any step (`Applied.vanished`, by an event): then this round is not the last.
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from messagebus._io.amqp.control import Control, mismatch_text
 from messagebus.clock import wall_ms
 from messagebus.errors import NOT_FOUND, ChannelRefused, TopologyError
 from messagebus.services.agent.broker.applied import Applied
+from messagebus.services.agent.broker.definitions import Definitions, names_of
 from messagebus.services.agent.broker.losses import Deletions
 from messagebus.services.agent.broker.management import Management, ManagementUnavailable
 from messagebus.services.agent.broker.partitions import Partitions
@@ -31,6 +35,7 @@ from messagebus.services.agent.broker.plan import (
     DeleteQueue,
     Seal,
     Step,
+    expires_s_of,
     plan,
     unsure_of,
     wanted_of,
@@ -99,14 +104,14 @@ class Reconciler:
         await self.recovery.revive()
         await self.ladder.begin(control)
 
-    async def births(self) -> dict[str, int | None] | None:
-        """Return the births of the broker's queues; None when unknown now, {} when always unknown."""
+    async def definitions(self) -> Definitions | None:
+        """Return what the broker has, where that is known now."""
         if not self._management.is_there:
-            return {}
+            return None
         try:
-            return await self._management.births()
+            return await self._management.definitions()
         except ManagementUnavailable as fault:
-            log.info("queues not listed broker=%s reason=%s", self._broker, fault)
+            log.info("definitions not listed broker=%s reason=%s", self._broker, fault)
             return None
 
     async def lead_out(self, control: Control) -> None:
@@ -126,8 +131,8 @@ class Reconciler:
         """
         version, entries = self._register.version, dict(self._partitions.entries)
         taken = {name: entry for name, entry in entries.items() if not self.refusals.rests(entry)}
-        declared = await self._carry_out(control, taken)
-        await self._settle(control, declared)
+        declared, found = await self._carry_out(control, taken)
+        await self._settle(control, [*declared, *found])
         for some in _together(declared):
             await control.bind(joined(some))
             self._applied.progressed()
@@ -146,11 +151,14 @@ class Reconciler:
             await self._perform(control, Seal(wanted_of(entry)))
             self._applied.entries[entry.wanted] = entry
 
-    async def _carry_out(self, control: Control, taken: dict[str, Entry]) -> list[Declarations]:
-        """Delete and declare what the map needs. Returns what was declared, which is not bound yet.
+    async def _carry_out(
+        self, control: Control, taken: dict[str, Entry]
+    ) -> tuple[list[Declarations], list[Declarations]]:
+        """Delete and declare what the map needs. Returns what is declared, to be bound, and what was there.
 
         taken: entries to be applied; those that the broker refused are not in it afterwards.
         """
+        listed = self._applied.take_listed()
         births = await self._births_for(control, taken)
         applied = self._applied
         if applied.vanished:
@@ -158,20 +166,46 @@ class Reconciler:
         lost, applied.vanished = applied.vanished, set()
         floor = self._register.floor if self._register.informed else 0
         steps = plan(taken, brought=applied.entries, births=births, floor=floor)
+        steps = steps if listed is None else tuple(_without_missing(steps, listed))
         if not self._gate.is_open and any(isinstance(step, DeleteQueue) for step in steps):
             # RabbitMQ 3.10 makes no quorum queues any more when one is deleted while its boot starts it.
             await self.need_leaders()
-        declared = list[Declarations]()
         for step in steps:
             if not isinstance(step, Declare):
                 await self._perform(control, step)
-        for some in _together([step for step in steps if isinstance(step, Declare)]):
+        found, missing = self._apart(steps, listed)
+        declared = list[Declarations]()
+        for some in _together(missing):
             made = await self._declare(control, some, lost)
             declared += (step.declarations for step in made)
             for step in some:
                 if step not in made:
                     del taken[step.entry.wanted]
-        return declared
+        return declared, found
+
+    def _apart(
+        self, steps: Iterable[Step], listed: Definitions | None
+    ) -> tuple[list[Declarations], list[Declare]]:
+        """Return what the broker has already, and the declarations that are left."""
+        found, missing = list[Declarations](), list[Declare]()
+        for step in steps:
+            if not isinstance(step, Declare):
+                continue
+            if listed is not None and self._is_in(listed, step):
+                self.refusals.taken(step.entry.wanted)
+                found.append(step.declarations)
+            else:
+                missing.append(step)
+        return found, missing
+
+    def _is_in(self, listed: Definitions, step: Declare) -> bool:
+        """Return whether the broker had all of an entry when it was listed, and has lost nothing since.
+
+        A queue that expires is declared again: that is a use, and no start of an agent shortens its life.
+        """
+        wanted = step.declarations
+        has = not expires_s_of(step.entry) and listed.has(wanted)
+        return has and not self._deletions.since_link(names_of(wanted))
 
     async def _births_for(
         self, control: Control, entries: Mapping[str, Entry]
@@ -320,6 +354,18 @@ class Reconciler:
             replace(wanted, bindings=tuple(b for b in wanted.bindings if b.queue in there))
         )
         return True
+
+
+def _without_missing(steps: Iterable[Step], listed: Definitions) -> Iterator[Step]:
+    """Yield the steps without deletions of what is not there."""
+    for step in steps:
+        match step:
+            case DeleteQueue(name) if name not in listed.births:
+                pass
+            case DeleteExchange(name) if name not in listed.exchanges:
+                pass
+            case _:
+                yield step
 
 
 def _together(each: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -16,9 +16,10 @@ are lost: that is why it is reported.
 #                              ├─ LossWatch    events, audits, suspects ──► Losses (the record)
 #                              └─ Reconciler   plan and its steps; Refusals, Ladder, Recovery
 #
-# A session: dial ─ look for the gate ─ list queues, revive dead ones ─ open ─ keep. `_keep` applies the map
-# whenever it is woken, and audits at every interval; when the link is lost, all that was known of the broker
-# goes with it, but for the gate: shut stays shut, since only this agent opens it.
+# A session: dial ─ look for the gate ─ list definitions, revive dead queues ─ open ─ keep. `_keep` applies
+# the map whenever it is woken, and audits at every interval; `compare` has it audit what the broker's lists
+# lack. When the link is lost, all that was known of the broker goes with it, but for the gate: shut stays
+# shut, since only this agent opens it.
 
 from __future__ import annotations
 
@@ -303,19 +304,29 @@ class Upkeep:
             pause_s = REDIAL_MIN_S if lived else longer_s
             await asyncio.sleep(pause_s)
 
+    async def compare(self) -> None:
+        """Look in the broker's lists for what events have missed, for ever; not where nothing lists."""
+        while self._management.is_there:
+            await asyncio.sleep(self._watch.compare_every_s)
+            if self.link.is_open and self._watch.events_proven:
+                with contextlib.suppress(ManagementUnavailable):
+                    self._watch.compared(await self._management.definitions())
+
     async def _session(self) -> None:
         control = await self.link.dial()
         try:
             await self._watch.follow_events(control)
             await self._look_at_gate(control)
-            births, _ = await asyncio.gather(
-                self.reconciler.births(), self.reconciler.revive(control)
+            listed, _ = await asyncio.gather(
+                self.reconciler.definitions(), self.reconciler.revive(control)
             )
             async with self._lock:
-                self.applied.begin(births)
+                never_known = None if self._management.is_there else dict[str, int | None]()
+                self.applied.begin(dict(listed.births) if listed else never_known, listed)
                 self.link.opened(control)
-                if births is not None and self._management.is_there:
+                if listed is not None:
                     self._watch.note_missing(self.partitions.entries)
+                    self._watch.compared(listed)
             log.info("link open broker=%s gate=%s", self._broker, self._gate.is_open)
             control.link.on_lost(lambda _why: self._lost_link())
             self.applied.behind_since_ms = None

@@ -19,8 +19,10 @@ from messagebus.services.agent.broker.refusals import REFUSED_RETRY_S, Refusals,
 from messagebus.services.agent.broker.settle import Settler
 from messagebus.services.agent.config import AgentConfig
 from messagebus.services.agent.topology.register import Entry
-from messagebus.topology import QueueSpec
+from messagebus.topology import QueueSpec, declarations, parse_wanted
 from ops.local.certificates import issue_missing
+
+DURABLE = {"durable": True, "auto_delete": False}
 
 
 @pytest.fixture
@@ -66,6 +68,71 @@ async def test_no_answer_is_not_an_empty_one(
 ) -> None:
     with pytest.raises(ManagementUnavailable):
         await make(code, value).births()
+
+
+async def test_a_broker_has_what_its_lists_show_exactly_as_it_is_wanted(
+    config: AgentConfig,
+) -> None:
+    wanted = declarations(parse_wanted("orders/a"), born=3)
+    queues = [
+        {"name": each.name, "arguments": dict(each.arguments), "exclusive": False, **DURABLE}
+        for each in wanted.queues
+    ]
+    exchanges = [
+        {"name": each.name, "type": each.type, "arguments": [], "internal": False, **DURABLE}
+        for each in wanted.exchanges
+    ]
+    bindings = [
+        {
+            "source": each.exchange,
+            "destination": each.queue,
+            "destination_type": "queue",
+            "routing_key": each.routing_key,
+            "arguments": {},
+        }
+        for each in wanted.bindings
+    ]
+
+    async def has(**lists: list[dict[str, Any]]) -> bool:
+        rows = {"queues": queues, "exchanges": exchanges, "bindings": bindings, **lists}
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            what = request.url.path.split("/")[2]
+            columns = request.url.params["columns"].split(",")
+            return httpx.Response(200, json=[{k: each[k] for k in columns} for each in rows[what]])
+
+        found = await Management(config, httpx.MockTransport(answer)).definitions()
+        assert found.births == {each["name"]: 3 for each in rows["queues"]}
+        return found.has(wanted)
+
+    assert await has()
+    for what, rows in (("queues", queues), ("exchanges", exchanges), ("bindings", bindings)):
+        for number, row in enumerate(rows):
+            without = [*rows[:number], *rows[number + 1 :]]
+            assert not await has(**{what: without}), f"without {row}"
+            for key, value in row.items():
+                if key in ("name", "arguments"):
+                    continue
+                other = not value if isinstance(value, bool) else f"{value}?"
+                other = "exchange" if key == "destination_type" else other
+                changed = [*without, {**row, key: other}]
+                assert not await has(**{what: changed}), f"{key} of {row}"
+    short = {**queues[1], "arguments": {**queues[1]["arguments"], "x-max-length": 5}}
+    assert not await has(queues=[queues[0], short])
+    theirs = {**queues[1], "arguments": {**queues[1]["arguments"], "of-theirs": 5}}
+    assert await has(queues=[queues[0], theirs]), "the broker compares no such argument"
+    assert not await has(bindings=[{**each, "arguments": {"x": 1}} for each in bindings])
+    assert not await has(exchanges=[{**exchanges[0], "arguments": {"alternate-exchange": "e"}}])
+
+
+@pytest.mark.parametrize(
+    ("code", "value"), [(500, []), (200, {"error": "x"}), (200, [{"name": 1}])]
+)
+async def test_lists_that_cannot_be_read_are_no_definitions(
+    make: Callable[..., Management], code: int, value: Any
+) -> None:
+    with pytest.raises(ManagementUnavailable):
+        await make(code, value).definitions()
 
 
 async def test_alarms_in_words(make: Callable[..., Management]) -> None:

@@ -20,12 +20,13 @@ from messagebus.services.agent.broker import applied, losses, reconcile, refusal
 from messagebus.services.agent.broker import link as link_module
 from messagebus.services.agent.broker import upkeep as module
 from messagebus.services.agent.broker.answering import Answering
+from messagebus.services.agent.broker.definitions import Definitions
 from messagebus.services.agent.broker.management import ManagementUnavailable
 from messagebus.services.agent.broker.upkeep import Upkeep
 from messagebus.services.agent.config import AgentConfig
 from messagebus.services.agent.topology.register import Answer, Entry, Register, Snapshot
 from messagebus.stats import Durability
-from messagebus.topology import Declarations, parse_wanted
+from messagebus.topology import Binding, Declarations, Exchange, QueueSpec, parse_wanted
 from tests.support.eventually import eventually_async
 
 ME = "a:5672"
@@ -37,7 +38,10 @@ class FakeBroker:
     """Broker with its contents and its next answers."""
 
     queues: dict[str, int | None] = field(default_factory=dict)
-    exchanges: set[str] = field(default_factory=set)
+    specs: dict[str, QueueSpec] = field(default_factory=dict)  # of queues
+    exchanges: dict[str, Exchange] = field(default_factory=dict)
+    bindings: set[Binding] = field(default_factory=set)
+    declared: list[str] = field(default_factory=list)  # queues, in order
     gate: bool = False
     is_up: bool = True
     is_dead: bool = False
@@ -102,8 +106,10 @@ class FakeControl:
         if any(queue.name == self.broker.refuses for queue in wanted.queues):
             self.broker.refused += 1
             raise ChannelRefused(ME, 406, self.broker.refusal)
-        self.broker.exchanges |= {exchange.name for exchange in wanted.exchanges}
+        self.broker.exchanges |= {exchange.name: exchange for exchange in wanted.exchanges}
         for queue in wanted.queues:
+            self.broker.declared.append(queue.name)
+            self.broker.specs.setdefault(queue.name, queue)
             born = queue.arguments.get("mb-born")
             assert isinstance(born, int | None)
             self.broker.queues.setdefault(queue.name, born)
@@ -113,6 +119,7 @@ class FakeControl:
         self._check()
         for binding in wanted.bindings:
             assert binding.queue in self.broker.queues
+            self.broker.bindings.add(binding)
             self.broker.bound.append((binding.queue, self.broker.settles()))
 
     async def counts(self, queue: str) -> tuple[int, int] | None:
@@ -146,7 +153,7 @@ class FakeControl:
             self.broker.tell("queue.deleted", name=name)
 
     async def delete_exchange(self, name: str) -> None:
-        self.broker.exchanges.discard(name)
+        self.broker.exchanges.pop(name, None)
 
     async def declare_settle_queue(self) -> None:
         self.broker.settle_queues += 1
@@ -215,9 +222,22 @@ class FakeManagement:
         return self.exists
 
     async def births(self) -> dict[str, int | None]:
+        return dict((await self.definitions()).births)
+
+    async def definitions(self) -> Definitions:
         if self.fails:
             raise ManagementUnavailable("HTTP 500")
-        return dict(self.broker.queues)
+        broker = self.broker
+        return Definitions(
+            births=dict(broker.queues),
+            queues={
+                name: {k: v for k, v in spec.arguments.items() if k.startswith("x-")}
+                for name, spec in broker.specs.items()
+                if name in broker.queues
+            },
+            exchanges=dict(broker.exchanges),
+            bindings={each for each in broker.bindings if each.queue in broker.queues},
+        )
 
 
 QUEUE_REFUSED = (
@@ -538,6 +558,153 @@ async def test_without_events_the_audit_finds_it(rig: Rig) -> None:
     rig.broker.lose(SUBSCRIPTION, silently=True)
     await rig.until(lambda: SUBSCRIPTION in rig.broker.queues)
     assert rig.upkeep.losses.kept[0].how in ("audit", "start")
+
+
+async def test_an_event_that_never_came_is_made_up_for_by_the_broker_s_lists(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "COMPARE_EVERY_S", 0.01)
+    monkeypatch.setattr(losses, "COMPARED_TIMES", 1_000)  # so that no audit in turn finds it
+    rig.want(entry("orders/a"), expiring())
+    await rig.settled()
+    watch = rig.upkeep._watch
+    await rig.until(lambda: watch.events_proven)
+    rig.broker.lose(E_QUEUE, silently=True)
+    watch.compared(await rig.management.definitions())
+    assert not watch.suspects, "the business of its expiry"
+    comparing = asyncio.ensure_future(rig.upkeep.compare())
+    rig.broker.lose(SUBSCRIPTION, silently=True)
+    await rig.until(lambda: SUBSCRIPTION in rig.broker.queues)
+    comparing.cancel()
+    assert [(loss.name, loss.how) for loss in rig.upkeep.losses.kept] == [(SUBSCRIPTION, "audit")]
+
+
+async def test_while_the_lists_fail_names_are_audited_in_turn(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "COMPARE_EVERY_S", 0.01)
+    rig.want(entry("orders/a"))
+    await rig.settled()
+    rig.management.fails = True
+    comparing = asyncio.ensure_future(rig.upkeep.compare())
+    rig.broker.lose(SUBSCRIPTION, silently=True)
+    await rig.until(lambda: SUBSCRIPTION in rig.broker.queues)
+    comparing.cancel()
+    assert rig.upkeep.losses.kept[0].how == "audit"
+
+
+async def killed(
+    rig: Rig, *entries: Entry, before: Callable[[], object] = lambda: None
+) -> set[str]:
+    """Kill a broker that has these; return the queues that its agent declares until it takes publishes again.
+
+    before: called while the broker is down.
+    """
+    rig.want(*entries)
+    await rig.settled()
+    rig.broker.kill()
+    await rig.until(lambda: not rig.upkeep.link.is_open)
+    rig.broker.declared.clear()
+    rig.broker.bound.clear()
+    before()
+    rig.broker.is_up = True
+    await rig.until(lambda: rig.broker.gate)
+    return set(rig.broker.declared) - {UNDELIVERED_QUEUE}
+
+
+async def test_a_killed_broker_takes_publishes_when_its_lists_show_all_and_it_is_settled_again(
+    rig: Rig,
+) -> None:
+    settles = rig.settler.calls
+    assert await killed(rig, entry("orders"), entry("orders/a"), entry("queue:jobs")) == set()
+    assert rig.upkeep.is_settled
+    assert {queue for queue, _ in rig.broker.bound} == {UNDELIVERED_QUEUE}
+    assert rig.settler.calls > settles + 1
+    rig.broker.lose(SUBSCRIPTION)  # it is watched as what was declared
+    await rig.until(lambda: SUBSCRIPTION in rig.broker.queues)
+
+
+async def test_what_a_list_lacks_or_has_otherwise_is_declared_and_bound(rig: Rig) -> None:
+    names = ["orders/a", "orders/b", "orders/c", "orders/d"]
+
+    def changed() -> None:
+        of_a, of_b = (f"mb.sub/orders/{each}" for each in "ab")
+        rig.broker.specs[of_a] = QueueSpec(name=of_a, arguments={"x-queue-type": "classic"})
+        rig.broker.bindings -= {each for each in rig.broker.bindings if each.queue == of_b}
+        del rig.broker.queues["mb.park/orders/c"]
+
+    declared = await killed(rig, *map(entry, names), before=changed)
+    assert {each.rpartition("/")[2] for each in declared} == {"a", "b", "c"}
+    assert {queue for queue, _ in rig.broker.bound} >= {f"mb.sub/orders/{each}" for each in "abc"}
+    assert "mb.sub/orders/d" not in dict(rig.broker.bound)
+
+
+async def test_a_list_that_has_an_exchange_otherwise_does_not_do(rig: Rig) -> None:
+    def changed() -> None:
+        name = "mb.topic/orders"
+        rig.broker.exchanges[name] = Exchange(name=name, type="direct")
+
+    assert SUBSCRIPTION in await killed(rig, entry("orders/a"), before=changed)
+
+
+async def test_what_is_deleted_behind_the_list_is_declared_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = FakeManagement.definitions
+
+    async def definitions(self: FakeManagement) -> Definitions:
+        found = await listing(self)
+        if SUBSCRIPTION in rig.broker.queues and not rig.broker.gate:
+            rig.broker.lose(SUBSCRIPTION)
+        return found
+
+    monkeypatch.setattr(FakeManagement, "definitions", definitions)
+    declared = await killed(rig, entry("orders/a"), entry("orders/b"))
+    assert declared == {SUBSCRIPTION, "mb.park/orders/a"}
+    assert SUBSCRIPTION in rig.broker.queues
+
+
+async def test_the_list_of_a_link_is_used_once(rig: Rig) -> None:
+    rig.want(entry("orders/a"))
+    await rig.settled()
+    assert rig.upkeep.applied.take_listed() is None
+
+
+async def test_a_queue_that_expires_is_declared_at_each_start_because_that_is_a_use(
+    rig: Rig,
+) -> None:
+    assert await killed(rig, expiring(), entry("orders/a")) == {E_QUEUE}
+
+
+async def test_a_queue_of_an_earlier_life_is_not_taken_for_one_that_is_there(rig: Rig) -> None:
+    rig.register.receive(Snapshot(intact=True, entries=(entry("orders/a", 1),)))
+
+    def deleted_and_made_again() -> None:
+        rig.register.receive(Snapshot(intact=True, entries=(entry("orders/a", 3, tomb=2),)))
+
+    declared = await killed(rig, entry("orders/a", 1), before=deleted_and_made_again)
+    assert SUBSCRIPTION in declared
+    assert rig.broker.queues[SUBSCRIPTION] == 3
+
+
+async def test_nothing_is_deleted_that_the_list_lacks(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted = list[str]()
+    delete = FakeControl.delete_queue
+
+    async def delete_queue(self: FakeControl, name: str) -> None:
+        deleted.append(name)
+        await delete(self, name)
+
+    rig.want(entry("orders/a"))
+    await rig.settled()
+    monkeypatch.setattr(FakeControl, "delete_queue", delete_queue)
+    await killed(rig, entry("orders/a", 2, alive=False, tomb=2), entry("orders/b"))
+    assert SUBSCRIPTION in deleted
+    deleted.clear()
+    await killed(rig, entry("orders/b"))
+    assert [each for each in deleted if each.startswith("mb.")] == []
 
 
 async def test_what_vanished_while_the_agent_was_away_is_told(rig: Rig) -> None:
