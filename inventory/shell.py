@@ -28,9 +28,9 @@ ENV_SSH_CONFIG = "MESSAGEBUS_SSH_CONFIG"
 TIMED_OUT = -1
 NOT_FOUND = 127
 SSH_CONNECT_WITHIN_S = 10
-# A kernel answers at once, however busy its host is; this allows for two lost packets, and is the cost of
-# a dead host.
-TCP_CONNECT_WITHIN_S = 5
+# A kernel answers at once, however busy its host is. Linux asks after 0, 1 and 3 s at the latest, so this
+# allows for two lost packets. A failover waits for it, because its host is dead.
+TCP_CONNECT_WITHIN_S = 3.5
 # Interval of keepalives on a connection, and the silence after which it is lost: its host may have
 # been switched off, which nothing else reports.
 ALIVE_EVERY_S = 3

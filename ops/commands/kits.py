@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from ops.run.plan import Command
@@ -26,9 +27,9 @@ def lists(inventory: Path, *words: str, without: Iterable[str] = ()) -> Command:
     return kit("consumer_lists", "--inventory", str(inventory), *words, *_without(without))
 
 
-def ops(inventory: Path, *words: str) -> Command:
-    """Run a command of `ops`."""
-    return kit("ops", *words, "--inventory", str(inventory))
+def ops(inventory: Path, *words: str, call: Callable[[], object] | None = None) -> Command:
+    """Run a command of `ops`. call: does the same in this process, see `Command`."""
+    return replace(kit("ops", *words, "--inventory", str(inventory)), call=call)
 
 
 def quotas(

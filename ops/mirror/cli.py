@@ -20,7 +20,6 @@ from ops.mirror.files import partner
 from ops.mirror.options import (
     both_answer,
     check_not_dead,
-    clear_alone,
     dead_option,
     give_up_option,
     has_agent,
@@ -28,9 +27,9 @@ from ops.mirror.options import (
     on_mirror,
     permitted,
     proof_options,
-    record_alone,
     run,
 )
+from ops.mirror.records import clear_alone, record_alone
 from ops.mirror.state import Status, is_split, lacks
 from ops.mirror.view import MirrorView
 from ops.run.command import RunOptions, carry, inventory_option, opened

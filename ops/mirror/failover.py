@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from inventory.inventory import Host
 from inventory.serving import FORCE
@@ -25,7 +26,14 @@ from ops.commands import hosts, kits
 from ops.commands.hosts import on
 from ops.mirror import commands
 from ops.mirror.files import partner
-from ops.mirror.promotion import leaving, promotion, proof_forgotten, state_brought
+from ops.mirror.promotion import (
+    alone_noted,
+    leaving,
+    promotion,
+    proof_forgotten,
+    state_brought,
+)
+from ops.mirror.records import record_host
 from ops.mirror.view import MirrorView, amqp_answers
 from ops.playbooks import add
 from ops.run.plan import Plan, Step
@@ -59,7 +67,7 @@ def failover(
         name=f"storage failover {view.name}",
         steps=(
             *promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force),
-            *_arriving(view, host, how),
+            *_arriving(view, host, how, alone_noted(view, host)),
             proof_forgotten(view, host),
         ),
     )
@@ -72,7 +80,7 @@ def start(view: MirrorView, host: Host, how: Arrival) -> Plan:
         name=f"storage start {view.name}",
         steps=(
             *promotion(view, host, **alone),
-            *_arriving(view, host, how),
+            *_arriving(view, host, how, alone_noted(view, host)),
         ),
     )
 
@@ -102,7 +110,8 @@ def failback(view: MirrorView, host: Host, how: Arrival) -> Plan:
     )
 
 
-def _arriving(view: MirrorView, host: Host, how: Arrival) -> tuple[Step, ...]:
+def _arriving(view: MirrorView, host: Host, how: Arrival, *after: Step) -> tuple[Step, ...]:
+    """Return the steps with which a broker arrives. after: steps for which it need not wait."""
     mirror, name = view.mirror, view.name
     mounted = ("findmnt", "--source", str(mirror.device), "--target", str(mirror.mount))
     steps = [
@@ -132,7 +141,12 @@ def _arriving(view: MirrorView, host: Host, how: Arrival) -> tuple[Step, ...]:
         ),
         Step(
             name=f"write down that {name} runs on {host.name}",
-            commands=(kits.ops(view.file, "inventory", "move", name, host.name),),
+            commands=(
+                kits.ops(
+                    *(view.file, "inventory", "move", name, host.name),
+                    call=partial(record_host, view, host),
+                ),
+            ),
             is_final=True,
         ),
     ]
@@ -159,6 +173,8 @@ def _arriving(view: MirrorView, host: Host, how: Arrival) -> tuple[Step, ...]:
                 commands=(order,),
             )
         )
+    steps.extend(after)
+    if how.agent:
         # Last, because it succeeds only when every agent serves the list, those of other brokers too.
         steps.append(add.list_brought("bring the list to every agent", View(view.file)))
     return tuple(steps)

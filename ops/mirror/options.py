@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,11 +11,11 @@ import click
 
 from inventory.inventory import Host
 from messagebus.errors import ConfigError
-from messagebus.files import write_whole
 from ops.commands import hosts
 from ops.errors import CannotTell, NoAnswer, OpsError
 from ops.mirror.files import partner
-from ops.mirror.state import Alone, Refused, Status, may_promote
+from ops.mirror.records import clear_alone
+from ops.mirror.state import Refused, Status, may_promote
 from ops.mirror.view import MirrorView
 from ops.run.command import RunOptions, carry, opened, run_options
 from ops.run.plan import Plan
@@ -85,30 +82,6 @@ def both_answer(view: MirrorView, *, dry_run: bool) -> dict[str, Status]:
     if not dry_run:
         clear_alone(view, sides)
     return {name: side for name, side in sides.items() if isinstance(side, Status)}
-
-
-def record_alone(view: MirrorView, host: Host) -> Alone | None:
-    """Record that this host writes without its peer, or is about to. None where it has one: nothing is kept.
-
-    Before it writes its generation is not known, so this is done again afterwards.
-    """
-    side, before = view.status(host), view.alone
-    if side.is_connected:
-        return None
-    now = Alone(host=host.name, since=f"{datetime.now(UTC):%F %H:%M} UTC")
-    if before and before.host == host.name:
-        now = before
-    has = side.generations
-    if side.role == "Primary" and not side.frozen and has and has.base:  # it is ahead of its peer
-        now = Alone(host=now.host, since=now.since, generation=has.current)
-    write_whole(view.alone_file, json.dumps(asdict(now)) + "\n", mode=None)
-    return now
-
-
-def clear_alone(view: MirrorView, sides: Mapping[str, Status | NoAnswer]) -> None:
-    """Delete the record of a host that went on alone, where both hosts report the same data now."""
-    if all(isinstance(side, Status) and side.is_whole for side in sides.values()):
-        view.alone_file.unlink(missing_ok=True)
 
 
 def check_not_dead(name: str, answer: Status | NoAnswer) -> None:

@@ -6,12 +6,15 @@ after the proof of the other's death and an operator's time to think.
 
 from __future__ import annotations
 
+from functools import partial
+
 from inventory.inventory import Host
 from ops.commands import hosts, kits
 from ops.commands.hosts import on
 from ops.errors import NoAnswer
 from ops.mirror import commands
 from ops.mirror.files import partner, proof_of_death
+from ops.mirror.records import record_alone
 from ops.mirror.state import Refused, may_promote
 from ops.mirror.view import MirrorView
 from ops.provision.wanted import STATE
@@ -28,7 +31,10 @@ HANDLER_WITHIN_S = 25.0
 def promotion(
     view: MirrorView, host: Host, *, is_dead: bool, power: bool, given_up: bool, force: bool
 ) -> tuple[Step, ...]:
-    """Return steps that make a host primary; a part of other playbooks.
+    """Return steps that make a host primary; a part of other playbooks, which end with `alone_noted`.
+
+    The record that the host goes on alone is written before it does: its peer, which lacks its writes, may be
+    the only one that can be asked later.
 
     is_dead: the other host is dead, by an operator's word. power: it has a power controller, which is asked.
     given_up: changes that only the other has may be lost. force: as given_up, with data here marked as
@@ -77,13 +83,23 @@ def promotion(
             is_final=True,
         )
     )
-    steps.append(_noted(view, host, f"write down what {host.name} has alone"))
     return tuple(steps)
+
+
+def alone_noted(view: MirrorView, host: Host) -> Step:
+    """Make the step that adds to the record which data a host has alone; for after the promotion.
+
+    Nothing waits for it: until it is done the record says of no data that the peer has them.
+    """
+    return _noted(view, host, f"write down what {host.name} has alone")
 
 
 def _noted(view: MirrorView, host: Host, name: str) -> Step:
     """Make the step that records a host that goes on alone; it does nothing where the host has its peer."""
-    return Step(name=name, commands=(kits.ops(view.file, "drbd", "alone", view.name, host.name),))
+    call = partial(record_alone, view, host)
+    return Step(
+        name=name, commands=(kits.ops(view.file, "drbd", "alone", view.name, host.name, call=call),)
+    )
 
 
 def promote(
@@ -92,7 +108,8 @@ def promote(
     """Plan to make one host primary; see `promotion`."""
     steps = promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force)
     forgotten = (proof_forgotten(view, host),) if is_dead or power else ()
-    return Plan(name=f"drbd promote {view.name}", steps=(*steps, *forgotten))
+    steps = (*steps, alone_noted(view, host), *forgotten)
+    return Plan(name=f"drbd promote {view.name}", steps=steps)
 
 
 def proof_forgotten(view: MirrorView, host: Host) -> Step:
@@ -140,7 +157,7 @@ def thaw(view: MirrorView, host: Host) -> Plan:
                 until="they do",
                 check=view.has_role(host, "Primary"),
             ),
-            _noted(view, host, f"write down what {host.name} has alone"),
+            alone_noted(view, host),
             proof_forgotten(view, host),
         ),
     )

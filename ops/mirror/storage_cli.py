@@ -11,7 +11,6 @@ import click
 from inventory.errors import TooFewServe
 from inventory.inventory import Host
 from inventory.serving import below_serving_min
-from messagebus.files import write_whole
 from messagebus.terminal import say
 from ops.cluster import checks
 from ops.cluster.absent import dead_balancers
@@ -27,8 +26,8 @@ from ops.mirror.options import (
     permitted,
     proof_options,
 )
+from ops.mirror.records import record_host
 from ops.mirror.view import MirrorView
-from ops.playbooks.inventory_text import with_value
 from ops.run.command import RunOptions, carry, inventory_option, opened, options_of_run
 from ops.run.plan import Plan
 
@@ -197,5 +196,4 @@ def move(name: str, host: str, file: Path) -> None:
       python -m ops inventory move mb1 db2
     """
     view = MirrorView(file.absolute(), name)
-    of_mirror(view, host)
-    write_whole(file, with_value(file.read_text(), name, "host", host), mode=None)
+    record_host(view, of_mirror(view, host))

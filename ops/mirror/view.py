@@ -30,7 +30,7 @@ from ops.run.plan import as_check
 
 ASK_WITHIN_S = 20.0
 AMQP_WITHIN_S = 3.0
-# A dead host costs a failover 5 s each time it is asked.
+# A dead host costs a failover seconds each time it is asked.
 SILENT_FOR_S = 10.0
 AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 # Exit code and complaint of drbdsetup where the kernel does not know the mirror.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ParamSpec
 
 from messagebus.errors import MessageBusError
@@ -42,12 +42,14 @@ class Blocked(Exception):
 class Command:
     """One command. argv: never read by a shell. host: SSH address; "" is the operator's own machine.
 
-    within_s: time after which the command is ended.
+    within_s: time after which the command is ended. call: does the same in this process, where a broker waits
+    for it: a process of its own takes half a second to start.
     """
 
     argv: tuple[str, ...]
     host: str = ""
     within_s: float = COMMAND_WITHIN_S
+    call: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class Runner(Protocol):
 
 
 class HostRunner:
-    """Runner of commands: without a host here, in the checkout; the others over SSH.
+    """Runner of commands: without a host here, in the checkout or in this process; the others over SSH.
 
     show: gets their output. keeps: locks that a command here holds until its end, also when this process is
     killed before it: nobody else begins while it still works.
@@ -50,6 +50,8 @@ class HostRunner:
         self._show, self._keeps = show, keeps
 
     def run(self, command: Command) -> str:
+        if command.call is not None:
+            return _called(command.argv, command.call)
         if command.host:
             return shell.run_over_ssh(command.host, command.argv, timeout_s=command.within_s)
         return shell.run(
@@ -59,6 +61,15 @@ class HostRunner:
             on_line=self._show,
             keeps=self._keeps,
         )
+
+
+def _called(argv: tuple[str, ...], call: Callable[[], object]) -> str:
+    """Do a command in this process. What ends it with an error is its failure, as that of a process."""
+    try:
+        call()
+    except (MessageBusError, OSError) as fault:
+        raise CommandFailed(argv, 1, str(fault)) from fault
+    return ""
 
 
 def carry_out(

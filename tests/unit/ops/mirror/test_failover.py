@@ -14,13 +14,12 @@ from ops.mirror import promotion as promote
 from ops.mirror.failover import Arrival
 from ops.mirror.options import (
     both_answer,
-    clear_alone,
     has_agent,
     of_mirror,
     permitted,
-    record_alone,
     run,
 )
+from ops.mirror.records import clear_alone, record_alone
 from ops.mirror.view import MirrorView
 from ops.run.command import RunOptions
 from ops.run.plan import Blocked, Command, Plan, Step
@@ -68,15 +67,39 @@ def test_what_a_failover_runs(mirrored_view: MirrorView, mirrored: Path) -> None
         "db2: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db1",
         note,
         "db2: drbdadm primary mb1",
-        note,
         "db2: /usr/local/lib/messagebus/check-disk /dev/drbd0",
         "db2: mount /dev/drbd0 /var/lib/rabbitmq",
         "db2: /usr/local/lib/messagebus/move-address take 10.0.0.9/24",
         "db2: /usr/local/lib/messagebus/same-node /var/lib/rabbitmq",
         "db2: systemctl start rabbitmq-server",
         f"here: {sys.executable} -m ops inventory move mb1 db2 --inventory {mirrored}",
+        note,
         "db2: rm -f /run/messagebus/dead/mb1.db1",
     ]
+
+
+def test_a_failover_writes_its_records_itself_and_waits_only_for_the_one_before_the_promotion(
+    mirrored_view: MirrorView,
+) -> None:
+    steps = failover(mirrored_view, agent=True).steps
+    names = [step.name for step in steps]
+    before = "write down that db2 goes on alone, if it does"
+    serving = "send publishers to mb1"
+    after = ["write down what db2 has alone", "forget the proof"]
+    assert names.index(before) < names.index("promote db2") < names.index(serving)
+    assert all(names.index(serving) < names.index(each) for each in after)
+    own = {step.name: step.commands[0].call for step in steps if step.commands}
+    for record in (before, after[0]):
+        mirrored_view.alone_file.unlink(missing_ok=True)
+        call = own[record]
+        assert call is not None
+        call()
+        assert mirrored_view.alone is not None
+        assert mirrored_view.alone.host == "db2"
+    moved = own["write down that mb1 runs on db2"]
+    assert moved is not None
+    moved()
+    assert mirrored_view.node.host == "db2"
 
 
 def test_the_agent_holds_publishers_back_or_lets_them_in(

@@ -303,6 +303,27 @@ def test_an_undo_that_failed_is_taken_up_and_what_it_took_back_is_done_again(
     assert not Journal(tmp_path, "test").is_resumed
 
 
+def test_a_command_of_ours_that_a_broker_waits_for_needs_no_process(journal: Journal) -> None:
+    called = list[str]()
+    command = Command(("no-such-program",), call=lambda: called.append("it"))
+    plan = Plan(name="test", steps=(Step(name="first", commands=(command,)),))
+    runner.carry_out(plan, runner.HostRunner(), journal, say=lambda _line: None)
+    assert called == ["it"]
+    assert "     $ no-such-program" in plan.lines()
+
+
+@pytest.mark.parametrize("fault", [NoAnswer("db2: silent"), OSError(errno.ENOSPC, "No space left")])
+def test_a_fault_of_such_a_command_fails_its_step(journal: Journal, fault: Exception) -> None:
+    def fails() -> None:
+        raise fault
+
+    plan = Plan(
+        name="test", steps=(Step(name="first", commands=(Command(("ops", "x"), call=fails),)),)
+    )
+    with pytest.raises(PlanFailed, match=r"step 'first': ops: exit code 1: .*(silent|No space)"):
+        runner.carry_out(plan, runner.HostRunner(), journal, say=lambda _line: None)
+
+
 def test_a_plan_shows_exactly_what_it_runs() -> None:
     plan = Plan(
         name="add mb4",
