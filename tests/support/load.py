@@ -45,10 +45,11 @@ IDLE_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Publish of a load. started_ns: before the library was called."""
+    """Publish of a load. started_ns: before the library was called. ended_ns: when its outcome was known."""
 
     started_ns: int
     published: Published
+    ended_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Load:
         self.submitted += 1  # under the interpreter's lock a few may be missed: never compared
 
         def done(_future: object) -> None:
-            self._sent.append(Sent(started_ns, future.result()))
+            self._sent.append(Sent(started_ns, future.result(), time.monotonic_ns()))
             slots.release()
 
         future.add_done_callback(done)

@@ -168,6 +168,14 @@ def test_each_step_has_its_median_and_the_words_of_the_first_time(tmp_path: Path
     assert found["ops.failover.resync_s"].value == 3.0
 
 
+def test_a_publish_waits_for_no_step_behind_the_broker_s_start(tmp_path: Path) -> None:
+    steps = {"promote db1": 1.0, "start broker mb1 on db1": 9.0, "write it down": 4.0}
+    write(tmp_path, 1, steps=steps, serving_s=12.0)
+    found = {each.id: each for each in figures_of_failovers(failovers(tmp_path))}
+    assert found["ops.failover.rest_s"].value == 2.0
+    assert found["ops.failover.step03_s"].what.startswith("after it")
+
+
 def test_without_a_power_off_it_says_what_makes_one(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="pytest tests/hosts"):
         failovers(tmp_path)
