@@ -467,6 +467,31 @@ def test_a_killed_broker_is_down_and_its_gate_opens_again(broken: LocalCluster) 
     assert agent_answer(broken, "mb3", "/settled")["gate"]
 
 
+def test_a_killed_broker_that_has_all_takes_publishes_without_a_declaration(
+    broken: LocalCluster, topic: str
+) -> None:
+    wanted = [f"{topic}/s{number}" for number in range(12)]
+    register(broken, topic, *wanted)
+    broken.kill("mb3")
+    eventually(lambda: get(broken, "mb3", "/health").status_code == 503, within_s=60)
+    broken.start("mb3")
+    eventually(lambda: get(broken, "mb3", "/health").status_code == 200, within_s=60)
+    with broken.management("mb3") as management:
+
+        def counted() -> dict[str, int]:
+            path = "/api/overview?columns=churn_rates"
+            found: dict[str, int] = management.get(path).raise_for_status().json()["churn_rates"]
+            return found
+
+        # Statistics lag by a second, and the balancer's checks log in once a second.
+        before = eventually(lambda: counted()["connection_created"], within_s=60)
+        now = eventually(
+            lambda: (found := counted())["connection_created"] > before + 3 and found, within_s=60
+        )
+    assert now["queue_declared"] < len(wanted), "two for each would be declared"
+    assert now["queue_created"] < len(wanted)
+
+
 def test_a_node_answers_operators_while_others_ask_it(cluster: LocalCluster) -> None:
     """All calls of Erlang's own program have one name by default, and a node refuses a second one of it."""
     with ThreadPoolExecutor() as pool:
