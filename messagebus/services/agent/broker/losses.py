@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -247,25 +247,24 @@ class LossWatch:
         """The seconds between two looks at the broker's lists."""
         return max(COMPARE_EVERY_S, len(self._applied.entries) / COMPARED_A_S)
 
-    def compared(self, listed: Definitions) -> None:
-        """Suspect the entries of which the broker's lists lack a part."""
+    def compared(self, lacking: Collection[str]) -> None:
+        """Suspect these entries, of which the broker's lists lack a part; none for a look that was good."""
         self._compared_until_s = time.monotonic() + COMPARED_TIMES * self.compare_every_s
-        entries = self._applied.entries
-        lacking = {name for name in self._audited() if not listed.has(wanted_of(entries[name]))}
         if lacking:
-            self.suspects |= lacking
+            self.suspects.update(lacking)
             self._on_loss()
 
     def next_audit(self) -> list[str]:
         """Return all names; while events are proven some of them, or none where lists are compared."""
         if self.events_proven and time.monotonic() < self._compared_until_s:
             return []
-        return self._rounds.next(self._audited(), events_proven=self.events_proven)
+        names = (entry.wanted for entry in self.audited())
+        return self._rounds.next(names, events_proven=self.events_proven)
 
-    def _audited(self) -> list[str]:
-        """Return the living names. `Expiry` looks after expiring ones."""
-        entries = self._applied.entries.items()
-        return [name for name, entry in entries if entry.alive and not expires_s_of(entry)]
+    def audited(self) -> list[Entry]:
+        """Return the living entries. `Expiry` looks after expiring ones."""
+        entries = self._applied.entries.values()
+        return [entry for entry in entries if entry.alive and not expires_s_of(entry)]
 
     def next_suspects(self) -> set[str]:
         """Return the suspects, once."""
@@ -323,6 +322,11 @@ class LossWatch:
                 self._on_gone(entry.wanted)
             else:
                 self.note(entry, what, name, "event")
+
+
+def lacking_in(listed: Definitions, entries: Iterable[Entry]) -> list[str]:
+    """Return the names of the entries of which the lists lack a part, or have it otherwise."""
+    return [entry.wanted for entry in entries if not listed.has(wanted_of(entry))]
 
 
 class AuditRounds:

@@ -35,7 +35,7 @@ from messagebus.destination import UNDELIVERED_QUEUE
 from messagebus.errors import ConfigError, LinkError, LinkLost, TopologyError
 from messagebus.services.agent.broker.applied import Applied
 from messagebus.services.agent.broker.link import OwnLink
-from messagebus.services.agent.broker.losses import Losses, LossWatch
+from messagebus.services.agent.broker.losses import Losses, LossWatch, lacking_in
 from messagebus.services.agent.broker.management import Management, ManagementUnavailable
 from messagebus.services.agent.broker.partitions import Partitions
 from messagebus.services.agent.broker.plan import expires_s_of, wanted_of
@@ -310,7 +310,9 @@ class Upkeep:
             await asyncio.sleep(self._watch.compare_every_s)
             if self.link.is_open and self._watch.events_proven:
                 with contextlib.suppress(ManagementUnavailable):
-                    self._watch.compared(await self._management.definitions())
+                    listed = await self._management.definitions()
+                    entries = self._watch.audited()
+                    self._watch.compared(await asyncio.to_thread(lacking_in, listed, entries))
 
     async def _session(self) -> None:
         control = await self.link.dial()
@@ -326,7 +328,7 @@ class Upkeep:
                 self.link.opened(control)
                 if listed is not None:
                     self._watch.note_missing(self.partitions.entries)
-                    self._watch.compared(listed)
+                    self._watch.compared(())  # nothing is applied yet
             log.info("link open broker=%s gate=%s", self._broker, self._gate.is_open)
             control.link.on_lost(lambda _why: self._lost_link())
             self.applied.behind_since_ms = None
