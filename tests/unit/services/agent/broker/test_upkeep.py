@@ -624,6 +624,19 @@ async def test_a_killed_broker_takes_publishes_when_its_lists_show_all_and_it_is
     await rig.until(lambda: SUBSCRIPTION in rig.broker.queues)
 
 
+async def test_a_dead_queue_of_a_list_keeps_the_gate_shut(rig: Rig) -> None:
+    rig.want(entry("orders/a"))
+    await rig.settled()
+    rig.settler.bodies = (SUBSCRIPTION,)
+    rig.broker.kill()
+    await rig.until(lambda: not rig.upkeep.link.is_open)
+    rig.broker.is_up = True
+    await rig.until(lambda: "dead as soon as they are made" in rig.upkeep.fault)
+    assert not rig.broker.gate
+    rig.settler.bodies = ()
+    await rig.until(lambda: rig.broker.gate)
+
+
 async def test_what_a_list_lacks_or_has_otherwise_is_declared_and_bound(rig: Rig) -> None:
     names = ["orders/a", "orders/b", "orders/c", "orders/d"]
 
@@ -676,7 +689,11 @@ async def test_a_queue_that_expires_is_declared_at_each_start_because_that_is_a_
     assert await killed(rig, expiring(), entry("orders/a")) == {E_QUEUE}
 
 
-async def test_a_queue_of_an_earlier_life_is_not_taken_for_one_that_is_there(rig: Rig) -> None:
+@pytest.mark.parametrize("events", [True, False])
+async def test_a_queue_of_an_earlier_life_is_not_taken_for_one_that_is_there(
+    rig: Rig, events: bool
+) -> None:
+    rig.broker.events = events
     rig.register.receive(Snapshot(intact=True, entries=(entry("orders/a", 1),)))
 
     def deleted_and_made_again() -> None:
