@@ -151,30 +151,33 @@ def _arriving(view: MirrorView, host: Host, how: Arrival, *after: Step) -> tuple
         ),
     ]
     if how.agent:
-        steps.append(
-            Step(
-                name=f"start the agent of {name} on {host.name}",
-                commands=on(
-                    [host],
-                    # The cookie is on the disk: this host's own cookie of before differs.
-                    hosts.hand_over_cookie(mirror.mount),
-                    hosts.service("start", hosts.AGENT_UNIT),
-                ),
-            )
-        )
-        order = (
-            kits.ops(view.file, "hold", name, FORCE)
-            if how.consume_only
-            else kits.lb(view.file, "ready", name, without=how.absent)
-        )
-        steps.append(
-            Step(
-                name=f"{'hold publishers back from' if how.consume_only else 'send publishers to'} {name}",
-                commands=(order,),
-            )
-        )
+        steps.extend(_agent_started(view, host, how))
     steps.extend(after)
     if how.agent:
         # Last, because it succeeds only when every agent serves the list, those of other brokers too.
         steps.append(add.list_brought("bring the list to every agent", View(view.file)))
     return tuple(steps)
+
+
+def _agent_started(view: MirrorView, host: Host, how: Arrival) -> tuple[Step, Step]:
+    mirror, name = view.mirror, view.name
+    order = (
+        kits.ops(view.file, "hold", name, FORCE)
+        if how.consume_only
+        else kits.lb(view.file, "ready", name, without=how.absent)
+    )
+    return (
+        Step(
+            name=f"start the agent of {name} on {host.name}",
+            commands=on(
+                [host],
+                # The cookie is on the disk: this host's own cookie of before differs.
+                hosts.hand_over_cookie(mirror.mount),
+                hosts.service("start", hosts.AGENT_UNIT),
+            ),
+        ),
+        Step(
+            name=f"{'hold publishers back from' if how.consume_only else 'send publishers to'} {name}",
+            commands=(order,),
+        ),
+    )
