@@ -1,7 +1,7 @@
 """The order in which Erlang looks for RabbitMQ's code, as lines of a broker's rabbitmq-env.conf. Pure.
 
-Erlang tries each folder of its path for each module, and RabbitMQ's 70 come behind its own: a start opens 40,000
-files that are not there. With the folders of what every start loads in front it needs a third less time.
+Erlang tries each folder of its path for each module, and RabbitMQ's 70 come behind its own: a start opens
+40,000 files that are not there. With the folders of what every start loads in front it needs a third less time.
 """
 
 from __future__ import annotations
