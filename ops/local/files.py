@@ -14,7 +14,6 @@ from messagebus.secret import Secret
 from ops.local.layout import CA, HERE, SERVER_NAME, Layout, NodeLayout
 from ops.local.roots import chrooted
 from ops.local.secrets import ADMIN, BUS, COOKIE, PROBE, TOKEN, password_hash, read
-from ops.provision.code_path import shell_lines
 from ops.provision.wanted import RIGHTS, plugins_text
 
 # RabbitMQ's default of 50 MB leaves no room for the write-ahead logs of three brokers.
@@ -253,7 +252,6 @@ def write_node(layout: Layout, node: NodeLayout) -> None:
     cookie = read(layout.secret(COOKIE)).reveal()
     write_whole(node.home / ".erlang.cookie", cookie, mode=0o400)
     (node.dir / "advanced.config").write_text(broker_config(layout, node))
-    (node.dir / "rabbitmq-env.conf").write_text(shell_lines())
     (node.dir / "enabled_plugins").write_text(plugins_text())
     (node.dir / "agent.toml").write_text(agent_toml(layout, node))
 

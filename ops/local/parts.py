@@ -169,7 +169,7 @@ def broker_environment(node: NodeLayout, *, epmd_port: int) -> dict[str, str]:
         "RABBITMQ_ALLOW_INPUT": "1",
         "RABBITMQ_NODENAME": node.node_name,
         "RABBITMQ_DIST_PORT": str(node.distribution_port),
-        "RABBITMQ_CONF_ENV_FILE": str(node.dir / "rabbitmq-env.conf"),
+        "RABBITMQ_CONF_ENV_FILE": nothing,
         "RABBITMQ_CONFIG_FILE": nothing,
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(node.dir / "advanced.config"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(node.dir / "enabled_plugins"),

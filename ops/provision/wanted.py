@@ -18,7 +18,6 @@ from inventory.inventory import Balancer, Gateway, Inventory, Node, User
 from messagebus.secret import Secret
 from ops.errors import OpsError
 from ops.local.secrets import password_hash
-from ops.provision.code_path import shell_lines
 from ops.provision.units import BALANCER_STATE_UNIT, TEMPLATES, balancer_files
 
 AGENT_UNIT, BROKER_UNIT, BALANCER_UNIT = "messagebus-agent", "rabbitmq-server", "haproxy"
@@ -216,7 +215,6 @@ def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterato
         "rabbit_etc": RABBIT_ETC,
         "program": PROGRAMS / "current",
         "unix_user": AGENT_USER,
-        "code_path": shell_lines(),
     }
     ours = f"root:{AGENT_USER}"
     rabbit = "root:rabbitmq"

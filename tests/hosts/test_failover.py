@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 
 from messagebus import Publisher, PublisherConfig, Queue, Replay, ReplayGap, Stream, declare
-from ops.provision.code_path import shell_lines
 from tests.hosts.conftest import MakeLab
 from tests.hosts.lab import DATA_DISK, ROOT, Host
 from tests.hosts.mirrored import MOUNT, NAME, Mirrored
@@ -37,7 +35,6 @@ LOST_WITHIN_S = 20.0
 # A process that outlives the command that began it.
 APART = "< /dev/null > /dev/null 2>&1"
 WRITES = "/run/writes"
-SETTINGS = "/etc/rabbitmq/rabbitmq-env.conf"
 RESOURCE = f"/etc/drbd.d/{NAME}.res"
 FENCE_LOG = "/var/log/messagebus-fence.log"
 SYNC_NAMES = (
@@ -55,8 +52,6 @@ STAYS = PublisherConfig(connection_lifetime_s=600, deadline_s=120)
 def made(make_lab: MakeLab) -> Mirrored:
     """A mirror that was made by playbook, over disks with other data on them, and its broker."""
     found = Mirrored(make_lab("ready"))
-    for host in found.lab.hosts:  # as `ops provision` has them start
-        host.run(f"printf %s {shlex.quote(shell_lines())} >> {SETTINGS}")
     found.primary.run(f"mkfs.ext4 -q {DATA_DISK}")
     phrase = f"destroy ext4 on {found.primary.name}:{DATA_DISK}"
     assert phrase in found.refused("drbd", "create", NAME, "--yes")

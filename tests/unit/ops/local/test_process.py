@@ -203,8 +203,7 @@ def test_a_broker_is_started_in_the_foreground_under_its_own_name() -> None:
 
 def test_a_broker_sees_nothing_of_the_users_own_settings() -> None:
     environment = broker_environment(NODE, epmd_port=21000)
-    assert environment["RABBITMQ_CONF_ENV_FILE"] == "/c/nodes/mb2/rabbitmq-env.conf"
-    assert environment["RABBITMQ_CONFIG_FILE"] == "/c/nodes/mb2/none"
+    assert environment["RABBITMQ_CONF_ENV_FILE"] == "/c/nodes/mb2/none"
     assert environment["RABBITMQ_MNESIA_BASE"] == "/c/nodes/mb2/data"
     assert environment["HOME"] == "/c/nodes/mb2/home"
     assert environment["ERL_EPMD_PORT"] == "21000"

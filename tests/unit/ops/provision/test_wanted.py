@@ -98,13 +98,13 @@ TLS = {
 }
 
 
-def arguments(conf: str, home: Path, **environment: str) -> list[str]:
+def arguments(conf: str, **environment: str) -> list[str]:
     """Return the arguments of Erlang after RabbitMQ's scripts have read this rabbitmq-env.conf."""
     script = f'{conf}\nprintf %s "$RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"'
     # As RabbitMQ's own program reads it once more: it ends where a line fails.
     ended = subprocess.run(
         ["sh", "-e", "-c", script],
-        env={"RABBITMQ_HOME": str(home), "PATH": "/usr/bin:/bin", **environment},
+        env={"PATH": "/usr/bin:/bin", **environment},
         capture_output=True,
         text=True,
         check=True,
@@ -112,29 +112,13 @@ def arguments(conf: str, home: Path, **environment: str) -> list[str]:
     return ended.stdout.split()
 
 
-def test_erlang_looks_first_in_the_folders_of_what_every_start_loads(tmp_path: Path) -> None:
-    conf = text_of(host(inventory()), "/etc/rabbitmq/rabbitmq-env.conf")
-    rabbit, common, other = (
-        tmp_path / "plugins" / name / "ebin"
-        for name in ("rabbit-4.3.6", "rabbit_common-4.3.6", "accept-0.3.5")
-    )
-    for folder in (common, rabbit, other):
-        folder.mkdir(parents=True)
-    found = arguments(conf, tmp_path)
-    path = found[found.index("-pa") + 1 :]
-    assert path[:2] == [str(rabbit), str(common)]
-    assert str(other) not in path
-    assert all(Path(folder).is_dir() for folder in path)
-    assert arguments(conf, tmp_path / "elsewhere")  # in another place nothing is lost
-
-
-def test_the_distribution_of_a_broker_is_for_its_own_host_whatever_arguments_its_unit_gives(
-    tmp_path: Path,
-) -> None:
+def test_the_distribution_of_a_broker_is_for_its_own_host_whatever_arguments_its_unit_gives() -> (
+    None
+):
     conf = text_of(host(inventory()), "/etc/rabbitmq/rabbitmq-env.conf")
     own = {"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1"}
     for environment in (own, {}):
-        found = arguments(conf, tmp_path, **environment)
+        found = arguments(conf, **environment)
         assert found[: 2 if environment else 0] == (["+S", "1:1"] if environment else [])
         place = found.index("inet_dist_use_interface")
         assert found[place + 1] == "{127,0,0,1}"
