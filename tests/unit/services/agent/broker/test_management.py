@@ -74,15 +74,15 @@ async def test_a_broker_has_what_its_lists_show_exactly_as_it_is_wanted(
     config: AgentConfig,
 ) -> None:
     wanted = declarations(parse_wanted("orders/a"), born=3)
-    queues = [
+    queues: list[dict[str, Any]] = [
         {"name": each.name, "arguments": dict(each.arguments), "exclusive": False, **DURABLE}
         for each in wanted.queues
     ]
-    exchanges = [
+    exchanges: list[dict[str, Any]] = [
         {"name": each.name, "type": each.type, "arguments": [], "internal": False, **DURABLE}
         for each in wanted.exchanges
     ]
-    bindings = [
+    bindings: list[dict[str, Any]] = [
         {
             "source": each.exchange,
             "destination": each.queue,
@@ -106,7 +106,9 @@ async def test_a_broker_has_what_its_lists_show_exactly_as_it_is_wanted(
         return found.has(wanted)
 
     assert await has()
-    for what, rows in (("queues", queues), ("exchanges", exchanges), ("bindings", bindings)):
+    lists: dict[str, list[dict[str, Any]]]
+    lists = {"queues": queues, "exchanges": exchanges, "bindings": bindings}
+    for what, rows in lists.items():
         for number, row in enumerate(rows):
             without = [*rows[:number], *rows[number + 1 :]]
             assert not await has(**{what: without}), f"without {row}"
