@@ -16,9 +16,12 @@ from messagebus.topology import BORN, Binding, Declarations, Exchange
 ALTERNATE = "alternate-exchange"
 # RabbitMQ compares arguments of these names alone; among them all that a queue does.
 COMPARED = "x-"
-QUEUE_COLUMNS = ("name", "arguments", "durable", "auto_delete", "exclusive")
+QUEUE_COLUMNS = ("name", "arguments", "durable", "auto_delete", "exclusive", "state")
 EXCHANGE_COLUMNS = ("name", "type", "arguments", "durable", "auto_delete", "internal")
 BINDING_COLUMNS = ("source", "destination", "destination_type", "routing_key", "arguments")
+
+# States of a queue whose process is not there. Lists have it all the same.
+GONE = frozenset({"down", "crashed", "stopped", "terminated"})
 
 Row = Mapping[str, Any]
 
@@ -27,8 +30,8 @@ Row = Mapping[str, Any]
 class Definitions:
     """All that a broker had when it was asked. births: its queues -> their `mb-born`, None for one without.
 
-    queues: those that are durable and shared -> the arguments that the broker compares. exchanges: by name;
-    None for one that is no exchange of a map.
+    queues: those that are durable, shared and alive -> the arguments that the broker compares. exchanges: by
+    name; None for one that is no exchange of a map.
     """
 
     births: Mapping[str, int | None] = field(default_factory=dict)
@@ -61,7 +64,7 @@ def read_definitions(
     return Definitions(
         births={str(each["name"]): born_of(each.get("arguments")) for each in queues},
         queues={
-            each["name"]: _compared(each["arguments"] or {}) for each in queues if _is_shared(each)
+            each["name"]: _compared(each["arguments"] or {}) for each in queues if _is_kept(each)
         },
         exchanges={each["name"]: _exchange(each) for each in exchanges},
         bindings=frozenset(
@@ -83,8 +86,9 @@ def born_of(arguments: Any) -> int | None:
     return born if type(born) is int else None
 
 
-def _is_shared(queue: Row) -> bool:
-    return bool(queue["durable"] and not queue["auto_delete"] and not queue.get("exclusive"))
+def _is_kept(queue: Row) -> bool:
+    is_shared = not queue["auto_delete"] and not queue.get("exclusive")
+    return bool(queue["durable"] and is_shared and queue.get("state") not in GONE)
 
 
 def _exchange(row: Row) -> Exchange | None:

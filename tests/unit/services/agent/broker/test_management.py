@@ -99,7 +99,9 @@ async def test_a_broker_has_what_its_lists_show_exactly_as_it_is_wanted(
         def answer(request: httpx.Request) -> httpx.Response:
             what = request.url.path.split("/")[2]
             columns = request.url.params["columns"].split(",")
-            return httpx.Response(200, json=[{k: each[k] for k in columns} for each in rows[what]])
+            return httpx.Response(
+                200, json=[{k: each[k] for k in columns if k in each} for each in rows[what]]
+            )
 
         found = await Management(config, httpx.MockTransport(answer)).definitions()
         assert found.births == {each["name"]: 3 for each in rows["queues"]}
@@ -121,6 +123,8 @@ async def test_a_broker_has_what_its_lists_show_exactly_as_it_is_wanted(
                 assert not await has(**{what: changed}), f"{key} of {row}"
     short = {**queues[1], "arguments": {**queues[1]["arguments"], "x-max-length": 5}}
     assert not await has(queues=[queues[0], short])
+    for state, is_there in (("running", True), ("minority", True), ("down", False)):
+        assert await has(queues=[queues[0], {**queues[1], "state": state}]) is is_there
     theirs = {**queues[1], "arguments": {**queues[1]["arguments"], "of-theirs": 5}}
     assert await has(queues=[queues[0], theirs]), "the broker compares no such argument"
     assert not await has(bindings=[{**each, "arguments": {"x": 1}} for each in bindings])
