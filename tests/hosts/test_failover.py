@@ -90,8 +90,9 @@ def test_every_confirmed_message_is_there_after_a_power_off_and_a_failover(
         confirmed(load, CONFIRMED_BEFORE)
         off_ns = time.monotonic_ns()
         mirrored.primary.power_off()
+        dead_ns = time.monotonic_ns()
         steps = mirrored.failover()
-        again = eventually(lambda: load.confirmed(since_ns=off_ns), within_s=AGAIN_WITHIN_S)
+        again = eventually(lambda: load.confirmed(since_ns=dead_ns), within_s=AGAIN_WITHIN_S)
         serving_s = (min(sent.ended_ns for sent in again) - off_ns) / 1e9
     ids = load.confirmed_ids()
     assert lost(mirrored, queue, ids) == set()
