@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -39,16 +40,31 @@ INCIDENT_NAMES = {
 }
 
 
-def page_of(run: Run, kind: str, *, words: Mapping[str, str], tables: str, **more: Any) -> Page:
-    """Make a page about a run. tables: the names of the lake's tables that it was made from."""
+def page_of(
+    run: Run,
+    kind: str,
+    *,
+    words: Mapping[str, str],
+    tables: Sequence[str],
+    numbers: str = "Numbers",
+    **more: Any,
+) -> Page:
+    """Make a page about a run. tables: of the lake, that it was made from; numbers: what its JSON holds."""
     return Page(
         kind=kind,
         title=run.manifest.run_id,
         meta=(_meta(run),),
         words={**words, "input": _input(run)},
-        footer=f"Numbers: {kind}.json beside this page. Rows: {tables} (Parquet).",
+        footer=footer_of(f"{kind}.json", map(run.lake.folder, tables), numbers=numbers),
         **more,
     )
+
+
+def footer_of(file: str, folders: Iterable[Path], *, numbers: str = "Numbers") -> str:
+    """Say where the numbers and the rows behind a page are: of the folders, those that were written."""
+    written = [str(folder) for folder in folders if folder.exists()]
+    rows = f" Rows: {', '.join(written)} (Parquet)." if written else ""
+    return f"{numbers}: {file} beside this page.{rows}"
 
 
 def _meta(run: Run) -> str:

@@ -172,7 +172,7 @@ def _answer(run: Run, measured: dict[str, Any]) -> Answer:
         ),
         sections=_sections(run, measured),
         words=WORDS,
-        tables="fates, late" if run.day else "odd_fates, late",
+        tables=("fates", "late") if run.day else ("odd_fates", "late"),
     )
     return Answer(measured, page, BROKEN, UNSHOWN)
 

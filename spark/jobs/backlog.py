@@ -169,7 +169,7 @@ def _page(run: Run, measured: dict[str, Any]) -> Page:
         ),
         sections=(section_of("Over time", drains, DRAINS, left=2, chart=chart),),
         words=WORDS,
-        tables=TABLE,
+        tables=(TABLE,),
     )
 
 

@@ -44,7 +44,7 @@ from spark.measures import hdr, latency, throughput
 from spark.measures.faults import bad_faults, counted, notes_of, of_publishes
 from spark.measures.latency import CONFIRM, CURVE, END_TO_END, MEASURE_NAMES
 from spark.measures.run import Run
-from spark.pages import OVER_RUN, WHILE_SENT, bin_window_for, collected
+from spark.pages import OVER_RUN, WHILE_SENT, bin_window_for, collected, footer_of
 
 PERCENTILES = (50, 99, 99.9, 100)
 CONFIRMED, RATE = "messages confirmed", f"confirmed a second, {WHILE_SENT}"
@@ -83,12 +83,13 @@ def command(root: Path, out: Path, worse_max: float, first: str, second: str) ->
         with session_for("compare", sum(source.weight for source, _ in sources)) as session:
             runs = [run_of(session, lake, *source) for source in sources]
             measured = [_measured(run) for run in runs]
+            footer = footer_of("compare.json", map(lake.folder, ("latency_bins", "fates")))
         rows = compared(measured[0]["numbers"], measured[1]["numbers"])
         found = {
             "runs": [first, second],
             "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
         }
-        page = _page([first, second], rows, measured, worse(rows, worse_max))
+        page = _page([first, second], rows, measured, worse(rows, worse_max), footer)
         notes = [text for each in measured for text in each["notes"]]
         return write("compare", Answer(found, page), out, notes=notes)
 
@@ -133,7 +134,11 @@ def _measured(run: Run) -> dict[str, Any]:
 
 
 def _page(
-    names: list[str], rows: list[Row], measured: list[dict[str, Any]], faults: list[str]
+    names: list[str],
+    rows: list[Row],
+    measured: list[dict[str, Any]],
+    faults: list[str],
+    footer: str,
 ) -> Page:
     # Where one of them has handed-over times only, they are not compared as intended times.
     words_of = latency.names(*[each["manifest"] for each in measured])
@@ -173,7 +178,7 @@ def _page(
             ),
         ),
         words=WORDS,
-        footer="Numbers: compare.json beside this page. Rows: latency_bins, fates (Parquet).",
+        footer=footer,
     )
 
 

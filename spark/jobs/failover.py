@@ -109,7 +109,7 @@ def _page(run: Run, measured: dict[str, Any]) -> Page:
         ),
         sections=_sections(measured),
         words=WORDS,
-        tables="fates",
+        tables=("fates",),
     )
 
 

@@ -124,7 +124,7 @@ def _page(run: Run, measured: dict[str, Any]) -> Page:
         ),
         sections=_sections(run, measured, judged),
         words=WORDS,
-        tables="throughput",
+        tables=("throughput",),
     )
 
 

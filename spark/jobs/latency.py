@@ -52,7 +52,6 @@ WORDS = {
     "it would be beyond all of them.",
     "percentiles": "from exact counts per HdrHistogram bin (3 digits), equal to those of a histogram of "
     "all values. A percentile is shown if at least one sample lies beyond it.",
-    "histograms": "latency.json has those of the whole run, in HdrHistogram's own form.",
 }
 CORRECTED = {
     "corrected": "counts from the intended time, which the schedule gave before the run. A stall shows in "
@@ -158,7 +157,8 @@ def _page(run: Run, measured: dict[str, Any]) -> Page:
             **WORDS,
             "below zero": _below_text(measured["below_zero"], names),
         },
-        tables="latency_bins",
+        tables=("latency_bins",),
+        numbers="Numbers, and histograms of the whole run in HdrHistogram's own form",
     )
 
 

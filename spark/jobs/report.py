@@ -49,6 +49,7 @@ from spark.pages import (
     WHILE_SENT,
     bad_lines,
     collected,
+    footer_of,
     marks_and_spans,
     page_of,
 )
@@ -132,9 +133,9 @@ def _page(measured: Measured, summary: Mapping[str, Any]) -> Page:
         figures=_figures(measured, summary),
         sections=_sections(measured, summary),
         words={"longest gap": LONGEST_GAP, **_limits(summary), **words},
-        tables="tables/",
+        tables=(),
     )
-    footer = "Numbers: audit.json beside this page. Rows: tables/ (Parquet)."
+    footer = footer_of("audit.json", [measured.run.lake.root])
     return dataclasses.replace(page, meta=(*page.meta, _lines(summary)), footer=footer)
 
 

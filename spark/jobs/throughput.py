@@ -104,7 +104,7 @@ def _page(run: Run, measured: dict[str, Any]) -> Page:
             _section(run, measured, "publishers", "publisher"),
         ),
         words=WORDS,
-        tables="throughput",
+        tables=("throughput",),
     )
 
 

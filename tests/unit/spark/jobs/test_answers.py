@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -18,8 +20,8 @@ from bench.figures.audit import differences
 from bench.figures.duckdb_audit import audit as audit_by_duckdb
 from bench.figures.duckdb_audit import opened
 from reports.page import render_html, render_text
-from spark.command import Answer, exit_code
-from spark.jobs import audit, backlog, imbalance, ingest, latency, throughput
+from spark.command import Answer, exit_code, write
+from spark.jobs import audit, backlog, failover, imbalance, ingest, latency, throughput
 from spark.jobs.compare import Row, compared, numbers, worse
 from spark.lake.ingest import ingested
 from spark.lake.tables import Lake
@@ -69,6 +71,23 @@ def test_percentiles_are_those_of_the_rows_themselves(planted_run: Planted) -> N
     # The planted swap lets one message arrive before it was sent; one clock alone never goes back.
     assert set(answer.measured["below_zero"]) <= {END_TO_END, RECEIVED_SENT}
     assert "sent to confirmed" in render_html(answer.page)
+
+
+@pytest.mark.parametrize("job", [audit, backlog, failover, imbalance, latency, throughput])
+def test_a_page_names_files_by_their_real_paths_that_were_written_alone(
+    planted_run: Planted, tmp_path: Path, job: ModuleType
+) -> None:
+    name = job.__name__.rpartition(".")[2]
+    answer = job.measure(planted_run.run)
+    write(name, answer, tmp_path)
+    page = render_html(answer.page)
+    files = re.findall(r"[\w-]+\.json", page.partition("</style>")[2])
+    assert set(files) == {f"{name}.json"}
+    assert all((tmp_path / file).exists() for file in files)
+    rows = re.findall(r"Rows: (.*) \(Parquet\)", answer.page.footer)
+    folders = [Path(folder) for each in rows for folder in each.split(", ")]
+    assert folders
+    assert all(any(folder.rglob("*.parquet")) for folder in folders), folders
 
 
 def test_brokers_and_connections_are_judged_and_no_key_is_no_hot_key(planted_run: Planted) -> None:

@@ -22,7 +22,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from reports.page import Page, render_html, render_text
-from spark.command import Answer, exit_code
+from spark.command import Answer, exit_code, write
 from spark.jobs import report
 from spark.lake.ingest import ingest, plan
 from spark.lake.tables import Lake
@@ -236,6 +236,19 @@ def test_the_page_needs_nothing_beside_it_and_has_every_fact(planted: Reported) 
     ):
         assert text in page.text
     json.loads(json.dumps(planted.measured))
+
+
+def test_the_page_names_files_by_their_real_paths_that_were_written_alone(
+    planted: Reported, tmp_path: Path
+) -> None:
+    """The lake is not in the folder of the page: --lake named another one."""
+    write("report", planted.answer, tmp_path, json_name="audit")
+    files = re.findall(r"[\w-]+\.json\b", Text(planted.answer.page).text)
+    assert {file for file in files if file != "manifest.json"} == {"audit.json"}
+    assert (tmp_path / "audit.json").exists()
+    [lake] = re.findall(r"Rows: (.*) \(Parquet\)", planted.answer.page.footer)
+    assert Path(lake) == planted.run.lake.root
+    assert any(Path(lake).rglob("*.parquet"))
 
 
 def test_the_text_is_two_screenfuls(planted: Reported) -> None:
