@@ -5,7 +5,7 @@
     Inbox         has a ledger of each link: what arrives, what goes back
     Pipeline      the stages between the Inbox and the application: claims, order, answers
 
-    answers ─▶ `_wake`, once a turn of the loop ─▶ `_turn` ─▶ `_flush`, once a ms while they are few
+    answers ─▶ `_wake`, once a turn of the loop ─▶ `_turn` ─▶ `_flush`, at most once a ms while more waits
     reads   ─▶ `_hand_out`
 
 Runs on one asyncio loop; every method must be called on it.
@@ -24,10 +24,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from messagebus._io.consume.copies import CopiedAnswers, Copies
@@ -52,10 +50,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("messagebus.consumer")
 
 TICK_MS = 100
-# Acks are collected for this time, unless they are a quarter of the prefetch: so no broker waits for them. A
-# turn of the loop has few, since a read brings few messages, and a handler that never waits runs once a turn.
-# A write for each turn would cost more than the runs.
-FLUSH_S, FEW_OF_PREFETCH = 0.001, 4
+# Answers are collected for this time while more is to be handed out. A handler that never waits has one
+# run, and one answer, a turn of the loop; a write for each would cost more than the run.
+FLUSH_S = 0.001
 # For copies of half-answered batches, at the end.
 FINISH_TIMEOUT_S = 5.0
 # A loop without a turn for two heartbeats has lost its links, and reads that first: until then no answer is
@@ -65,19 +62,6 @@ LONG_S, READ_FIRST_S = 1.0, 0.05
 CLOCK_S = 0.001
 # A frozen broker holds the word "applied" up for so long.
 APPLIED_HOLD_S = 1.0
-
-
-@dataclass(slots=True)
-class _Flushed:
-    """The last flush of answers. at_s: its time. acked: acks counted then. timer: of the next one, if set.
-
-    ahead: acks that may come before another turn is needed.
-    """
-
-    at_s: float = 0.0
-    acked: int = 0
-    timer: asyncio.TimerHandle | None = None
-    ahead: int = 0
 
 
 class ConsumeDriver:
@@ -140,8 +124,9 @@ class ConsumeDriver:
         self.follower = self._follow(wire, str(source), config.refresh_interval_s)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._flushed = _Flushed()
+        self._flushing: asyncio.TimerHandle | None = None
         self._woken = self._paused = False
+        self._flushed_s = 0.0
         self._stopping = 0.0  # the loop's time until which a stop waits for answers; 0: no stop
 
     def _registering(self, source: Source, wire: Wire) -> Registering:
@@ -206,7 +191,7 @@ class ConsumeDriver:
             self._drain_until(until_s)
 
     def _drain_until(self, until_s: float) -> None:
-        self._stopping, self.links.is_stopping, self._flushed.ahead = until_s, True, 0
+        self._stopping, self.links.is_stopping = until_s, True
         self.pipeline.plain.pause()
         self._loop.call_at(until_s + CLOCK_S, self._changed.look)
 
@@ -242,8 +227,6 @@ class ConsumeDriver:
         """Resume idle links: the application waits for a delivery."""
         if self.links.idle and not self._paused:
             self.links.idle.resume()
-        if self.pipeline.ready:  # it holds as many as it may: the next ack makes room
-            self._flushed.ahead = 0
 
     def put_back(self, deliveries: list[Delivery]) -> None:
         """Hand out next the deliveries taken last, which the application never saw."""
@@ -270,9 +253,7 @@ class ConsumeDriver:
 
     def ack(self, delivery: Delivery) -> bool:
         """Ack a delivery. False, and counted: its link has ended, and the broker delivers it again."""
-        flushed = self._flushed
-        flushed.ahead -= 1
-        if flushed.ahead < 0:
+        if not self._woken:
             self._wake()
         return self._ack(delivery)
 
@@ -317,7 +298,7 @@ class ConsumeDriver:
 
     def _wake(self) -> None:
         if not self._woken:
-            self._woken, self._flushed.ahead = True, sys.maxsize
+            self._woken = True
             self._loop.call_soon(self._turn)
 
     def _hand_out(self) -> None:
@@ -326,28 +307,23 @@ class ConsumeDriver:
             self._on_ready()
         if self._changed.waiting:
             self._changed.look()
-        if self.pipeline.plain.is_full:
-            self._flushed.ahead = 0
 
     def _turn(self) -> None:
-        """Send answers together and call on_ready. Called once a turn of the loop, when there are answers."""
-        flushed = self._flushed
-        self._woken, flushed.ahead = False, 0
-        since_s = self._loop.time() - flushed.at_s
-        acks = self.pipeline.counters.acked - flushed.acked + self.pipeline.ending
-        room = self.links.prefetch // FEW_OF_PREFETCH - acks
-        may_wait = room > 0 and (acks > 0 or self.pipeline.ready)
-        if since_s >= FLUSH_S or self._stopping or not may_wait:
+        """Send acks together and call on_ready. Called once a turn of the loop, when there are answers."""
+        self._woken = False
+        since_s = self._loop.time() - self._flushed_s
+        if since_s >= FLUSH_S or self._stopping or not self.pipeline.ready:
             if since_s > LONG_S and self._stood_still():
                 self._woken = True
                 self._loop.call_later(READ_FIRST_S, self._turn)
                 return
             self._flush()
-        else:
-            flushed.ahead = room - 1
-            if flushed.timer is None:
-                flushed.timer = self._loop.call_later(FLUSH_S, self._flush)
-        self._hand_out()
+        elif self._flushing is None:
+            self._flushing = self._loop.call_later(FLUSH_S, self._flush)
+        if not self._stopping:
+            self._on_ready()
+        if self._changed.waiting:
+            self._changed.look()
 
     def _stood_still(self) -> bool:
         """Return whether the loop was blocked for so long that brokers have hung up: it reads first then."""
@@ -355,12 +331,13 @@ class ConsumeDriver:
         return 0 < self._heartbeats_s < self._loop.time() - due_s and not self._stopping
 
     def _flush(self) -> None:
-        if self._flushed.timer is not None:
-            self._flushed.timer.cancel()
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        self._flushed_s = self._loop.time()
         turns, links = self.pipeline.turns, self.links
         if turns is not None and turns.has_news:
             turns.begin()
-        self._flushed = _Flushed(self._loop.time(), self.pipeline.counters.acked)
         self.inbox.flush()
         if links.leaving or links.members.draining:
             links.flushed()

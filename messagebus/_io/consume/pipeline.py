@@ -119,11 +119,6 @@ class Pipeline:
         runs = 0 if self.claimed is None else self.claimed.claims.running
         return max(self.plain.handed_out, runs)
 
-    @property
-    def ending(self) -> int:
-        """The deliveries that the application has acked and whose end is not stored yet, where it is."""
-        return 0 if self.claimed is None else len(self.claimed.claims.acking)
-
     def put_forward(self, ms: int) -> None:
         """Let this time pass for deliveries that rest; for tests."""
         if self.ordered is not None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -31,7 +30,6 @@ from messagebus import (
 )
 from messagebus._io.amqp.link import Link
 from messagebus._io.amqp.properties import encode
-from messagebus._io.consume import driver as driver_module
 from messagebus._io.consume.driver import ConsumeDriver
 from messagebus._io.consume.runs import (
     LINES_MAX,
@@ -45,12 +43,10 @@ from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.consumer import fulfilled
 from messagebus.handling import Words
 from messagebus.message import Header
-from messagebus.testing import MemoryBus
 from messagebus.testing.brokers import MemoryBrokers, Route
 from messagebus.testing.links import MemoryWire
 from messagebus.testing.queues import MemoryQueue, Stored
 from messagebus.topology import Wanted
-from tests.support.eventually import eventually_async
 
 TOLD = "queue:q: durability is wanted page-cache and exists fsync"
 WAIT_S = 10.0
@@ -321,99 +317,6 @@ async def test_a_link_that_is_lost_during_a_stop_is_not_dialled_again() -> None:
     brokers.lose(None)
     assert await stopping == 0
     assert wire.dials == 1, "nobody would close its link"
-
-
-@pytest.fixture
-def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Acks that wait for others wait longer than any test."""
-    monkeypatch.setattr(driver_module, "FLUSH_S", 10 * WAIT_S)
-
-
-@contextlib.asynccontextmanager
-async def holding(count: int, prefetch: int) -> AsyncIterator[tuple[ConsumeDriver, MemoryQueue]]:
-    """Start a driver for a queue with so many messages; its acks have been flushed just now."""
-    brokers = MemoryBrokers(["mb1:5672"])
-    brokers.declare(Queue("q"))
-    config = ConsumerConfig(prefetch=prefetch)
-    driver = ConsumeDriver(
-        BusConfig(), Queue("q"), config, lambda: None, MemoryWire(brokers), withdraw=nothing
-    )
-    driver.start()
-    queue = brokers.all["mb1:5672"].queues["mb.queue/q"]
-    try:
-        _put(brokers, queue, 0, count)
-        assert await driver.wait_until(lambda: _owed(driver) == min(count, prefetch), WAIT_S)
-        driver._flush()
-        yield driver, queue
-    finally:
-        await driver.stop(0)
-
-
-async def ack(driver: ConsumeDriver, count: int) -> None:
-    """Ack deliveries, each in a turn of the loop."""
-    for _ in range(count):
-        delivery = driver.take()
-        assert delivery is not None
-        assert driver.ack(delivery)
-        await asyncio.sleep(0)
-
-
-@pytest.mark.usefixtures("no_time_passes")
-async def test_acks_go_out_together_before_a_broker_waits_for_them() -> None:
-    async with holding(60, prefetch=40) as (driver, queue):
-        await ack(driver, 9)
-        assert len(queue.ready) == 20, "fewer than a quarter of the prefetch"
-        await ack(driver, 1)
-        await eventually_async(lambda: len(queue.ready) == 10, within_s=WAIT_S)
-
-
-@pytest.mark.usefixtures("no_time_passes")
-async def test_with_a_small_prefetch_each_ack_goes_out_at_once() -> None:
-    async with holding(3, prefetch=2) as (driver, queue):
-        await ack(driver, 1)
-        await eventually_async(lambda: not queue.ready, within_s=WAIT_S)
-
-
-async def test_few_acks_go_out_although_nothing_more_comes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(driver_module, "FLUSH_S", 0.1)
-    async with holding(3, prefetch=100) as (driver, _queue):
-        await ack(driver, 3)
-        ledger = driver.inbox._channels["mb1:5672"].ledger
-        await eventually_async(lambda: not ledger.acked, within_s=WAIT_S)
-
-
-@pytest.mark.usefixtures("no_time_passes")
-async def test_an_ack_makes_room_at_once_for_who_waits_for_it() -> None:
-    bus = MemoryBus()
-    bus.declare("orders/billing")
-    config = ConsumerConfig(handed_out_max=1)
-    async with bus.async_publisher() as publisher:
-        await publisher.send_many("orders", [b"x"] * 5)
-    async with bus.async_consumer("orders", subscription="billing", config=config) as consumer:
-        held = await consumer.receive(WAIT_S)
-        for _ in range(4):
-            waiting = asyncio.create_task(consumer.receive(WAIT_S))
-            await asyncio.sleep(0)
-            assert held is not None
-            consumer.ack(held)
-            held = await waiting
-        await consumer.stop(0)
-
-
-@pytest.mark.usefixtures("no_time_passes")
-def test_an_ack_makes_room_at_once_for_a_thread_that_waits_for_it() -> None:
-    bus = MemoryBus()
-    bus.declare("orders/billing")
-    config = ConsumerConfig(handed_out_max=1)
-    with bus.publisher() as publisher:
-        publisher.send_many("orders", [b"x"] * 5)
-    with bus.consumer("orders", subscription="billing", config=config) as consumer:
-        for _ in range(5):
-            held = consumer.receive(WAIT_S)
-            assert held is not None
-            consumer.ack(held)
 
 
 def delivery(attempt: int = 1, body: bytes = b"", received_ns: int = 0) -> Delivery:
