@@ -118,7 +118,7 @@ def test_a_forwarder_that_is_killed_at_a_step_loses_nothing(tmp_path: Path, step
     with ExitStack() as stack:
         sites = DyingSites(step, tmp_path, stack)
         sites.send("a", SOME)
-        killed = sites.forwarders.pop("ab")
+        killed = sites.forwarders["ab"]
         killed.communicate(timeout=WITHIN_S * FACTOR)
         assert killed.returncode == -signal.SIGKILL
         sites.program = FakeSites.program
