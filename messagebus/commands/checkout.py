@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from messagebus.terminal import printable
+
 WRONG_USE = 2
 
 
@@ -18,5 +20,5 @@ def check_library(package: str, library: str) -> None:
         todo = (
             "run `. .venv/bin/activate` in the checkout (`ops/local/install.sh python` makes .venv)"
         )
-        print(f"{what}: {todo}", file=sys.stderr)
+        print(printable(f"{what}: {todo}"), file=sys.stderr)  # click may be what is missing
         sys.exit(WRONG_USE)
