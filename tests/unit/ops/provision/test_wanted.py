@@ -227,6 +227,16 @@ def test_limits_stand_in_the_brokers_settings() -> None:
     assert config.count("[") == config.count("]")
 
 
+def test_another_size_of_queues_changes_what_a_running_broker_imports_and_nothing_else() -> None:
+    before, after = (host(inventory(provision={"queue_mb_max": mb})) for mb in (8_000, 36_000))
+    differ = {
+        str(old.path) for old, new in zip(before.files, after.files, strict=True) if old != new
+    }
+    assert differ == {"/etc/rabbitmq/definitions.json"}
+    (policy,) = json.loads(text_of(after, *differ))["policies"]
+    assert policy["definition"] == {"max-length-bytes": 36_000_000_000}
+
+
 def test_users_have_no_right_that_they_do_not_need() -> None:
     told = json.loads(text_of(host(inventory()), "/etc/rabbitmq/definitions.json"))
     rights = {each["user"]: each for each in told["permissions"]}
