@@ -125,7 +125,8 @@ WORDS = {
     "back at": "the disturbance is undone from `to` on, and over at `back at`. Between them, a killed broker "
     "starts and recovers its queues. Both count from the beginning of the load, as at_s of the profile does.",
     "silence": "the longest time in which a publisher waited for confirms and none came, to the next one "
-    "or to the end of the measured part.",
+    "or to the end of the measured part. A silence that was under way when a disturbance began counts whole, "
+    "from its own begin.",
     "a dash": "an unknown value. The costs of a broker are unknown if its process ended during the run (a "
     "kill), or if no sample of it was taken. The CPU time of a message is unknown in a run of less than "
     f"{CPU_LEAST_S:g} s.",
@@ -417,8 +418,8 @@ def _at(second: float | None) -> str:
     return NONE if second is None else f"{second:.1f} s"
 
 
-def _silence(result: Result, window_ns: tuple[int, int] | None = None) -> str:
-    silence_s = result.silence_s(window_ns)
+def _silence(result: Result, around_ns: tuple[int, int] | None = None) -> str:
+    silence_s = result.silence_s(around_ns)
     return milliseconds(None if silence_s is None else silence_s * 1000)
 
 

@@ -209,13 +209,15 @@ class Result:
         within = None if self.profile.load.is_closed else self.measured
         return self.counts["never"].total(within)
 
-    def silence_s(self, window_ns: tuple[int, int] | None = None) -> float | None:
-        """Return the longest time within this window in which a publisher waited for a confirm.
+    def silence_s(self, around_ns: tuple[int, int] | None = None) -> float | None:
+        """Return the longest time in the measured seconds in which a publisher waited for a confirm.
 
-        window_ns: since the load began; None: the measured seconds. None if no publisher recorded it.
+        around_ns: begin of an incident and the latest begin of a silence that belongs to it, since the load
+        began. Such a silence counts from its own begin, in the warm-up too. None if no publisher recorded it.
         """
-        measured = (self.measured.start * SECOND_NS, self.measured.stop * SECOND_NS)
-        found = [each.silence_ns(*(window_ns or measured)) for each in self.published]
+        until_ns = self.measured.stop * SECOND_NS
+        from_ns = 0 if around_ns else self.measured.start * SECOND_NS
+        found = [each.silence_ns(from_ns, until_ns, around_ns) for each in self.published]
         known = [each for each in found if each is not None]
         return max(known) / SECOND_NS if known else None
 

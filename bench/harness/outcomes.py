@@ -39,8 +39,13 @@ def longest_silence(
     confirmed: NDArray[np.bool_],
     until_ns: int,
     from_ns: int = 0,
+    around_ns: tuple[int, int] | None = None,
 ) -> Gap:
-    """Return the longest gap of publishes given as arrays. settled: counts only for confirmed publishes."""
+    """Return the longest gap of publishes given as arrays. settled: counts only for confirmed publishes.
+
+    around_ns: of the gaps, whole, those alone that end at or after the first time and begin at the second
+    one at the latest: the gaps of an incident.
+    """
     confirms = np.sort(settled[confirmed])
     ends = settled.copy()
     # An unconfirmed publish waits for the next confirm of its publisher, or to the end.
@@ -56,6 +61,11 @@ def longest_silence(
     # From the end: the earliest start of everything that ends now or later.
     open_since = np.minimum.accumulate(starts[::-1])[::-1]
     since = np.maximum(open_since, np.concatenate((starts[:0], open_since[:1], ends[:-1])))
+    if around_ns is not None:
+        own = (ends >= around_ns[0]) & (since <= around_ns[1])
+        if not own.any():
+            return Gap()
+        since, ends = since[own], ends[own]
     longest = int(np.argmax(ends - since))
     end_ns, start_ns = int(ends[longest]), int(since[longest])
     return Gap(end_ns - start_ns, start_ns, ended=bool(np.isin(end_ns, confirms)))
@@ -97,12 +107,16 @@ class Published:
         found: NDArray[np.int64] = self.intended_ns[self.outcomes != CONFIRMED]
         return found
 
-    def silence_ns(self, from_ns: int, until_ns: int) -> int | None:
+    def silence_ns(
+        self, from_ns: int, until_ns: int, around_ns: tuple[int, int] | None = None
+    ) -> int | None:
         """Return the longest wait for a confirm within these times; see `longest_silence`."""
         if self.settled_ns is None:
             return None
         confirmed = self.outcomes == CONFIRMED
-        gap = longest_silence(self.intended_ns, self.settled_ns, confirmed, until_ns, from_ns)
+        gap = longest_silence(
+            self.intended_ns, self.settled_ns, confirmed, until_ns, from_ns, around_ns
+        )
         return gap.length_ns
 
 

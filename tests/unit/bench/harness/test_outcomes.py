@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from hdrh.histogram import HdrHistogram
@@ -135,6 +135,68 @@ def test_a_silence_is_of_what_was_never_confirmed_too() -> None:
     assert one.silence_ns(0, 50) == 40
     assert one.unconfirmed_ns.tolist() == [10, 20]
     assert Published(outcomes, np.array([0, 10, 20, 90])).silence_ns(0, 100) is None
+
+
+def silences_by_hand(
+    messages: list[tuple[int, int, bool]], until_ns: int
+) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each silence. messages: intended, settled, is confirmed."""
+    confirms = sorted({settled for _, settled, is_confirmed in messages if is_confirmed})
+    since = -1
+    for end in [*confirms, until_ns]:
+        waiting = [
+            intended
+            for intended, settled, is_confirmed in messages
+            if (
+                since <= intended < end and settled >= end
+                if is_confirmed
+                else since < intended < end
+            )
+        ]
+        earlier = [
+            intended
+            for intended, settled, is_confirmed in messages
+            if intended < since and is_confirmed and settled >= end
+        ]
+        if waiting or earlier:
+            yield (since if earlier else min(waiting)), end
+        since = end
+
+
+def test_a_silence_that_was_under_way_at_an_incident_counts_from_its_own_begin() -> None:
+    """The wait of 30 to 90 was under way at 50; that of 200 to 300 is of no incident."""
+    outcomes = np.full(4, CONFIRMED, dtype=np.uint8)
+    one = Published(outcomes, np.array([0, 30, 80, 200]), np.array([20, 90, 95, 300]))
+    assert one.silence_ns(0, 400) == 100
+    assert one.silence_ns(0, 400, (50, 150)) == 60
+    assert one.silence_ns(0, 400, (96, 150)) == 0
+    # Waiting for what one publisher sent one after another: the silence begins at the confirm before it.
+    assert one.silence_ns(0, 400, (92, 93)) == 5
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40), st.booleans()), min_size=1),
+    st.integers(0, 60),
+    st.integers(0, 30),
+)
+def test_silences_of_an_incident_are_those_that_end_after_its_begin_and_begin_before_its_end(
+    waits: list[tuple[int, int, bool]], began: int, lasted: int
+) -> None:
+    messages = [(intended, intended + took, kept) for intended, took, kept in waits]
+    longest = max(
+        (
+            end - since
+            for since, end in silences_by_hand(messages, 200)
+            if end >= began and since <= began + lasted
+        ),
+        default=0,
+    )
+    one = Published(
+        np.array([CONFIRMED if kept else UNKNOWN for *_, kept in messages], dtype=np.uint8),
+        np.array([intended for intended, *_ in messages]),
+        np.array([settled for _, settled, _ in messages]),
+    )
+    assert one.silence_ns(0, 200, (began, began + lasted)) == longest
 
 
 SECOND = 1_000_000_000
