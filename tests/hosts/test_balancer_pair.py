@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -12,10 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from bench.clients.rabbitmq import Standalone
+from bench.commands import measured
+from bench.load.profile import Profile
+from inventory import shell
 from messagebus import BusConfig, Publisher
 from ops.local.cluster import LocalCluster
 from tests.hosts.conftest import MakeLab
-from tests.hosts.lab import Host, Lab
+from tests.hosts.lab import ROOT, Host, Lab
 from tests.hosts.test_failover import keep_figures
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually
@@ -59,17 +64,33 @@ ssh = "{host.name}"
 """
 BROKER = """
 [[brokers]]
-name = "{name}"
-address = "{ip}:5672"
-agent = "{ip}:8081"
-check = "{ip}:8082"
-management = "{ip}:15672"
+name = "{node.name}"
+address = "{node.broker}"
+agent = "{node.agent}"
+check = "{node.check}"
+management = "{node.management}"
 node_list_file = "/unused"
 """
+# Parts of a lab's management network that this machine has: a local cluster's addresses, with its epmd's.
+OURS = ("8/29", "16/29")
+CLOCK_OFF_S = 7
+LOAD = Profile.from_values(
+    {
+        "name": "hosts",
+        "load": {
+            "schedule": {"kind": "constant", "rate_per_s": 200},
+            "publishers": 2,
+            "consumers": 2,
+        },
+        "messages": {"places": ["load/all"]},
+        "time": {"warm_up_s": 0, "measured_s": 2, "drain_s": 60},
+    },
+    "test",
+)
 
 
 class Pair:
-    """Two hosts of a lab as balancers of a cluster of this machine."""
+    """Two hosts of a lab as balancers of a cluster of this machine, which has addresses in their network."""
 
     def __init__(self, lab: Lab, cluster: LocalCluster, folder: Path) -> None:
         self.lab, self.cluster, self.folder = lab, cluster, folder
@@ -77,8 +98,7 @@ class Pair:
         self.inventory = folder / "inventory.toml"
         text = TOP.format(cluster=cluster, shared=self.shared)
         text += "".join(BALANCER.format(host=host) for host in lab.hosts)
-        for number, node in enumerate(cluster.layout.nodes, start=1):
-            text += BROKER.format(name=node.name, ip=f"{lab.management}.{10 + number}")
+        text += "".join(BROKER.format(node=node) for node in cluster.layout.nodes)
         self.inventory.write_text(text)
 
     def run(self, kit: str, *words: str) -> str:
@@ -162,14 +182,15 @@ class Ticks:
 def pair(
     make_lab: MakeLab, make_cluster: MakeCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    """Two provisioned balancers. What they dial of brokers is passed on to a cluster of this machine."""
-    lab, cluster = make_lab("bare"), make_cluster(2)
+    """Two provisioned balancers."""
+    lab = make_lab("bare")
     for host in lab.hosts:  # keepalived says that it runs to the real systemd alone
         host.run("apt-get -qq -y install systemd", within_s=OPS_WITHIN_S)
         host.power_off()
     lab.boot()
-    made = Pair(lab, cluster, tmp_path_factory.mktemp("pair"))
-    with passed_on(lab, cluster, made.folder):
+    with addresses_in(lab.management):
+        cluster = make_cluster(2, network=lab.management)
+        made = Pair(lab, cluster, tmp_path_factory.mktemp("pair"))
         assert "haproxy, keepalived" in made.run("ops", "provision", "--yes")
         again = made.run("ops", "provision", "--yes")
         assert again.count("nothing to change") == len(lab.hosts), again
@@ -181,34 +202,16 @@ def pair(
 
 
 @contextmanager
-def passed_on(lab: Lab, cluster: LocalCluster, folder: Path) -> Iterator[None]:
-    """Give each broker an address in the hosts' network; connections go on to its own, of loopback."""
-    lines = [
-        "defaults",
-        " mode tcp",
-        " timeout connect 5s",
-        " timeout client 1h",
-        " timeout server 1h",
-    ]
-    addresses = []
-    for number, node in enumerate(cluster.layout.nodes, start=1):
-        addresses.append(f"{lab.management}.{10 + number}")
-        for to in (node.broker, node.agent, node.check):
-            port = to.rpartition(":")[2]
-            lines += [
-                f"listen {node.name}_{port}",
-                f" bind {addresses[-1]}:{port}",
-                f" server it {to}",
-            ]
-    config = folder / "passing.cfg"
-    config.write_text("\n".join(lines) + "\n")
-    for address in addresses:
-        subprocess.run(["ip", "addr", "add", f"{address}/32", "dev", lab.name], check=True)
-    with subprocess.Popen(["haproxy", "-db", "-f", str(config)]) as passing:
-        try:
-            yield
-        finally:
-            passing.terminate()
+def addresses_in(network: str) -> Iterator[None]:
+    """Give this machine the addresses of a local cluster in a lab's network."""
+    routes = [("local", f"{network}.{part}", "dev", "lo") for part in OURS]
+    for route in routes:
+        subprocess.run(["ip", "route", "replace", *route], check=True)
+    try:
+        yield
+    finally:
+        for route in routes:
+            subprocess.run(["ip", "route", "del", *route], check=False)
 
 
 @pytest.mark.guarantee("balancer-pair")
@@ -280,3 +283,47 @@ def answers(host: Host) -> None:
         within_s=MOVED_WITHIN_S,
         what=f"{host.name} answers",
     )
+
+
+class Fronted(Standalone):
+    """The brokers of a pair, for clients that dial its shared address."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair.cluster)
+        self._bus = pair.bus
+
+    def env(self) -> dict[str, str]:
+        (url,) = self._bus.list_urls
+        return {**super().env(), "MESSAGEBUS_BROKER": self._bus.broker, "MESSAGEBUS_LIST_URL": url}
+
+
+def test_load_from_two_hosts_is_accounted_for_and_their_clocks_are_told(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hosts of the balancers have this machine's checkout, and one of them another time."""
+    monkeypatch.setenv(shell.ENV_SSH_CONFIG, str(pair.lab.home / ".ssh" / "config"))
+    first, other = pair.lab.hosts
+    for host in pair.lab.hosts:
+        shows_checkout(host)
+    other.run(f"date -s '+{CLOCK_OFF_S} seconds'")
+    result = measured(LOAD, tmp_path / "run", Fronted(pair), (first.name, other.name))
+    other.run(f"date -s '-{CLOCK_OFF_S} seconds'")
+    assert result.fates is not None
+    assert result.fates.published == result.fates.confirmed == result.fates.delivered == 400
+    lines = dict(each.split(": ", 1) for each in result.about["environment"]["load_hosts"])
+    assert lines.keys() == {first.name, other.name}
+    off_s = {name: clock_off_s(line) for name, line in lines.items()}
+    assert off_s[other.name] - off_s[first.name] == pytest.approx(CLOCK_OFF_S, abs=1)
+
+
+def clock_off_s(line: str) -> float:
+    found = re.search(r"its clock (\S+) ms", line)
+    assert found, line
+    return float(found[1]) / 1e3
+
+
+def shows_checkout(host: Host) -> None:
+    """Show a host the checkout and its Python, at the same paths, until it is off."""
+    for folder in {ROOT, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}:
+        if folder != Path("/usr"):
+            host.run(f"mkdir -p {folder} && mount -t hostfs none {folder} -o ro,{folder}")

@@ -27,7 +27,7 @@ def end(cluster: LocalCluster) -> None:
 
 @contextmanager
 def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeCluster]:
-    """Give ``make(brokers=3, up=True, tls=False, balancers=1) -> LocalCluster``.
+    """Give ``make(brokers=3, up=True, tls=False, balancers=1, network="") -> LocalCluster``.
 
     Every cluster is ended at the end.
 
@@ -37,10 +37,15 @@ def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeC
     made: list[LocalCluster] = []
 
     def make(
-        brokers: int = 3, *, up: bool = True, tls: bool = TLS, balancers: int = 1
+        brokers: int = 3,
+        *,
+        up: bool = True,
+        tls: bool = TLS,
+        balancers: int = 1,
+        network: str = "",
     ) -> LocalCluster:
         number = next(NUMBERS)
-        network = f"127.{1 + os.getpid() % 250}.{number}"
+        network = network or f"127.{1 + os.getpid() % 250}.{number}"
         made.append(
             LocalCluster(
                 folder / f"c{number}", brokers, network=network, tls=tls, balancers=balancers

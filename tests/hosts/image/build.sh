@@ -19,7 +19,7 @@ kernel_suite=forky
 modules='drbd lru_cache dm-mod dm-flakey sch_netem'
 
 main() {
-    out=$(mkdir -p "$1" && cd "$1" && pwd)
+    out=$(mkdir -p "$1" && cd "$1" && pwd -P) # of all checkouts that share it
     exec 9> "$out/lock" # two test runs of one checkout: the second finds the work done
     flock 9
     # The kernel names the place of its C library.
