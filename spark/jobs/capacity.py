@@ -40,11 +40,13 @@ from spark.measures.capacity import (
     at_ends,
     error_of,
     fitted,
+    to_add,
     unseen,
     written,
 )
 
 RESULT = "result.json"
+NOT_TO_BE_USED = "not to be used: the runs do not carry a model"
 # Below it bench gives no CPU time of a broker.
 MEASURED_LEAST_S = 10
 # Texts in the faults of a run, as bench gives them: what was late, and that its load or machine was to blame.
@@ -182,6 +184,7 @@ def measure(
         "queue_cores": model.queue(load, count),
         "syncs_per_s": share.syncs * share.rate_per_s,
         "written_mb_per_s": written(own, load) * share.rate_per_s / 1e6,
+        "written_times": written(own, load) / (load.size * load.fan_out) if load.fan_out else None,
         "costs": dict(zip(PARTS, model.costs, strict=True)),
         "error_p50": float(np.median(errors)),
         "error_mean": float(np.mean(errors)),
@@ -200,10 +203,12 @@ def measure(
     faults = [*range_.beyond(load, count).values()]
     within = range_.brokers(load, count)
     found["brokers_within_runs"] = None if within is None else within + spare
-    if found["error_mean"] > error_max:
+    found["bound_within_runs"] = "" if within is None else range_.bound(load, within)
+    found["is_carried"] = found["error_mean"] <= error_max
+    if not found["is_carried"]:
         faults.append(
             f"the runs do not carry a model: it is {found['error_mean']:.0%} off on runs that it has not "
-            f"seen, more than {error_max:.0%}"
+            f"seen, more than {error_max:.0%}; its numbers are not to be used; {to_add(own)}"
         )
     page = _page(found, load, durability, cores, busy_max, tuple(faults))
     notes = (*_faulty(own), *(f"{each}." for each in grid.notes))
@@ -240,6 +245,8 @@ def _unshown(measured: Mapping[str, Any]) -> str:
     text = f"By the model {plural(count, 'broker')}, which the runs do not show."
     if within is not None and within > count:
         text += f" With {within:,}, each broker would get no more than a run has shown."
+        if bound := measured["bound_within_runs"]:
+            text += f" With one fewer, {bound}."
     return text
 
 
@@ -321,7 +328,7 @@ def _machine(measured: Mapping[str, Any]) -> str:
 def _figures(measured: Mapping[str, Any]) -> tuple[Figure, ...]:
     count, spare = measured["brokers"], measured["spare"]
     written, syncs = measured["written_mb_per_s"], measured["syncs_per_s"]
-    return (
+    figures = (
         Figure(cell(count), "brokers needed", f"{spare} spare" if spare else ""),
         Figure(
             f"{measured['busy']:.0%}",
@@ -330,7 +337,9 @@ def _figures(measured: Mapping[str, Any]) -> tuple[Figure, ...]:
         ),
         Figure(f"{measured['cpu_us']:,.0f} µs", "CPU of a message"),
         Figure(
-            f"{written:,.1f} MB/s", "written by each broker", f"with {syncs:,.0f} syncs a second"
+            f"{written:,.1f} MB/s",
+            "written by each broker",
+            f"{_left(count, spare)}; {_times(measured)}with {syncs:,.0f} syncs a second",
         ),
         Figure(
             f"{measured['error_mean']:.1%}",
@@ -342,6 +351,16 @@ def _figures(measured: Mapping[str, Any]) -> tuple[Figure, ...]:
             + f"; at most {measured['error_max']:.0%} in one run",
         ),
     )
+    if measured["is_carried"]:
+        return figures
+    *unused, error = figures
+    return (*(dataclasses.replace(each, more=NOT_TO_BE_USED) for each in unused), error)
+
+
+def _times(measured: Mapping[str, Any]) -> str:
+    """Say how many times the bytes of its messages a broker writes; "" where nothing is stored."""
+    times = measured["written_times"]
+    return f"{times:.1f} x the bytes of the copies in its queues, " if times else ""
 
 
 def _left(count: int, spare: int) -> str:

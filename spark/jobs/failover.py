@@ -5,6 +5,7 @@ spark-submit spark/jobs/failover.py --events DIR --out DIR
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ from spark.pages import collected, over_s, page_of, since_s
 BROKER_DIMS = ["broker", "topic", "subscription"]
 # Incidents that are shown above the tables.
 FIGURES_MAX = 10
+# Publishers that a sentence names; more are counted.
+NAMED_MAX = 3
 WORDS = {
     "gap": "time without a confirm, or without a first delivery, while a message waited for one. Repeats "
     "end no gap. A message that was never confirmed waits until the next confirm of its publisher, or to "
@@ -69,6 +72,7 @@ def measure(run: Run) -> Answer:
             }
             for row in collected(incidents.orderBy("number"))
         ],
+        "met": _met(gaps.met(published, incidents), gaps.before(by_publisher, dims, incidents)),
         "publishers": _gap_rows(run, gaps.around(by_publisher, ["publisher"], incidents)),
         "brokers": _gap_rows(run, gaps.around(by_broker, BROKER_DIMS, incidents)),
         "longest": _gap_rows(run, gaps.longest(waiting, dims, **of, until_ns=until_ns)),
@@ -94,9 +98,8 @@ def _gap_rows(run: Run, around: DataFrame) -> list[dict[str, Any]]:
 def _page(run: Run, measured: dict[str, Any]) -> Page:
     verdict = "Nothing was published."
     if measured["longest"]:
-        longest = milliseconds(measured["longest"][0]["gap_ms"])
-        verdict = f"No publisher waited longer than {longest}{_without(measured['unconfirmed'])}."
-    return page_of(
+        verdict = f"{_longest_wait(measured)}{_without(measured['unconfirmed'])}."
+    page = page_of(
         run,
         "failover",
         verdict=verdict,
@@ -111,6 +114,7 @@ def _page(run: Run, measured: dict[str, Any]) -> Page:
         words=WORDS,
         tables=("fates",),
     )
+    return dataclasses.replace(page, meta=(*page.meta, *costs(measured)))
 
 
 def _sections(measured: dict[str, Any]) -> tuple[Section, ...]:
@@ -130,11 +134,87 @@ def _sections(measured: dict[str, Any]) -> tuple[Section, ...]:
         _gaps(
             measured,
             ("broker", "topic", "subscription"),
-            note="The longest time without a first delivery around each incident. For a broker that was "
-            "down its own absence is in it.",
+            note="The longest time without a first delivery around each incident. The absence of a "
+            "broker that was down is in it only while messages waited for it.",
         ),
         section_of("Whole run", measured["longest"], {"publisher": "publisher", **GAP}),
     )
+
+
+def _met(counts: DataFrame, before: DataFrame) -> list[dict[str, Any]]:
+    """Return number, publisher, connected, resent, before_ms (None: no silence) of `gaps.met`."""
+    earlier = {
+        (row["number"], row["publisher"]): row["gap_ns"] / NS_PER_MS for row in collected(before)
+    }
+    return [
+        row | {"before_ms": earlier.get((row["number"], row["publisher"]))}
+        for row in sorted(collected(counts), key=lambda row: (row["number"], row["publisher"]))
+    ]
+
+
+def _longest_wait(measured: Mapping[str, Any]) -> str:
+    """Name the longest silence of a publisher around an incident, and that of the run where it is longer."""
+    whole, around = measured["longest"][0], measured["publishers"]
+    of_run = milliseconds(whole["gap_ms"])
+    if not around:
+        return f"No publisher waited longer than {of_run}"
+    row = around[0]
+    incident, longest = _name(row["kind"], row["at_broker"]), milliseconds(row["gap_ms"])
+    text = f"No publisher waited longer than {longest} around {incident}"
+    if whole["gap_ms"] > row["gap_ms"]:
+        text += f"; of no incident is the longest wait: {of_run} from {whole['began_s']:,.1f} s on"
+    return text
+
+
+def _name(kind: str, broker: str) -> str:
+    return f"{kind} {broker}".strip()
+
+
+def costs(measured: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each incident: whom it kept waiting, for how long, and what was sent again."""
+    every = [one | {"done_s": one["at_s"] + one["lasted_s"]} for one in measured["incidents"]]
+    told = [_cost(one, every, measured) for one in every[:FIGURES_MAX]]
+    rest = len(every) - len(told)
+    return [*told, *([f"{plural(rest, 'more incident')}."] if rest else [])]
+
+
+def _cost(
+    one: Mapping[str, Any], every: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
+) -> str:
+    silent = {row["publisher"]: row["gap_ms"] for row in _own(one, measured)}
+    met = [row for row in measured["met"] if row["number"] == one["number"]]
+    rows = [row | {"gap_ms": silent.get(row["publisher"], 0.0)} for row in met]
+    its = [row for row in rows if row["connected"]]
+    others = [row for row in rows if not row["connected"]]
+    groups = [
+        f"{_who(its)}, to whom it had confirmed, {_waited(its)}" if its else "",
+        f"{'the other ' if its else ''}{_who(others, named=not its)} {_waited(others)}"
+        if others
+        else "",
+    ]
+    over, name = over_s(one, every), _name(one["kind"], one["broker"])
+    down = ""
+    if one["kind"] == "kill":
+        until = f"{over:,.1f} s" if over > one["at_s"] else "the end"
+        down = f" It was down from {one['at_s']:,.1f} s to {until}."
+    cost = "; ".join(filter(None, groups)) or "no publisher was waiting"
+    return f"{name} at {one['at_s']:,.1f} s: {cost}.{down}"
+
+
+def _who(rows: Sequence[Mapping[str, Any]], *, named: bool = True) -> str:
+    if named and len(rows) <= NAMED_MAX:
+        return " and ".join(row["publisher"] for row in rows)
+    return plural(len(rows), "publisher")
+
+
+def _waited(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say how long these had no confirm, at most, how long before, and how many messages they sent again."""
+    longest = milliseconds(max(row["gap_ms"] for row in rows))
+    known = [row["before_ms"] for row in rows if row["before_ms"] is not None]
+    earlier = f"{milliseconds(max(known))} in" if known else "nothing waited in"
+    again = sum(row["resent"] for row in rows)
+    sent = f", and sent {plural(again, 'message')} again" if again else ""
+    return f"had no confirm for up to {longest} ({earlier} the {FOLLOWS_NS / NS_PER_S:g} s before){sent}"
 
 
 def _without(unconfirmed: dict[str, int]) -> str:

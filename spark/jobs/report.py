@@ -59,7 +59,8 @@ from spark.summary import Measured, Rows, check, summarize
 AT_ONCE = 2
 LONGEST_GAP = (
     "time without a confirm (publishers) or without a first delivery (brokers) while something was waiting "
-    "for one, and when it began. For a broker that was down its own absence is in it."
+    "for one, and when it began. The absence of a broker that was down is in it only while messages waited "
+    "for it."
 )
 
 
@@ -136,7 +137,11 @@ def _page(measured: Measured, summary: Mapping[str, Any]) -> Page:
         tables=(),
     )
     footer = footer_of("audit.json", [measured.run.lake.root])
-    return dataclasses.replace(page, meta=(*page.meta, _lines(summary)), footer=footer)
+    return dataclasses.replace(
+        page,
+        meta=(*page.meta, _lines(summary), *failover.costs(measured.failover.measured)),
+        footer=footer,
+    )
 
 
 def _lines(summary: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -106,12 +107,13 @@ class Grid:
         own = Grid(_with(self.runs, durability), _with(self.bounds, durability), self.left)
         if len(own.runs) >= RUNS_LEAST:
             return own
-        known = sorted({run.durability for run in self.runs})
+        others = sorted({run.durability for run in self.runs} - {durability})
         raise RunInvalid(
             ". ".join(
                 (
                     f"{plural(len(own.runs), 'run')} with durability {durability}: {RUNS_LEAST} at least "
-                    f"are required; there are runs of: {', '.join(known) or 'none'}",
+                    f"are required, so {RUNS_LEAST - len(own.runs)} more"
+                    + (f"; there are runs of: {', '.join(others)}" if others else ""),
                     *own.notes,
                 )
             )
@@ -244,6 +246,21 @@ def _is_at(run: Measured, rate_per_s: float) -> bool:
     return abs(run.load.rate_per_s / rate_per_s - 1) < SAME_RATE
 
 
+def to_add(runs: Sequence[Measured]) -> str:
+    """Say which runs would tell the parts of the cost apart: of a second size, or at a higher rate."""
+    rates: list[float] = []
+    for rate in sorted(run.load.rate_per_s for run in runs):
+        if not rates or rate / rates[-1] - 1 >= SAME_RATE:
+            rates.append(rate)
+    single = [
+        per_second(rate)
+        for rate in rates
+        if len({run.load.size for run in runs if _is_at(run, rate)}) == 1
+    ]
+    sizes = f"of a second size at {', '.join(single)}, and " if single else ""
+    return f"add runs {sizes}above {per_second(rates[-1])}"
+
+
 def at_ends(tests: Sequence[tuple[Measured, float]]) -> dict[str, tuple[float, float]]:
     """Return lowest, highest -> the rate, and the mean error of the runs at it. tests: of `unseen`."""
     rates = sorted(run.load.rate_per_s for run, _ in tests)
@@ -277,6 +294,10 @@ class Range:
         """Return what of a load on this many brokers no run has shown -> a sentence about it."""
         return {**self._of_message(load), **self._of_broker(load, brokers)}
 
+    def bound(self, load: Load, brokers: int) -> str:
+        """Return the sentence on what one broker fewer than this number would exceed; "" for nothing."""
+        return next(iter(self._of_broker(load, brokers - 1).values()), "") if brokers > 1 else ""
+
     def brokers(self, load: Load, least: int) -> int | None:
         """Return how many brokers, this many at least, get no more than runs have shown; None: no number."""
         if self.beyond(load, BROKERS_MAX):
@@ -297,16 +318,19 @@ class Range:
         ):
             if not min(seen) <= asked <= max(seen):
                 found[what] = (
-                    f"{asked:,.0f} {what}: measured were {min(seen):,.0f} to {max(seen):,.0f} only"
+                    f"{asked:,.10g} {what}: measured were {min(seen):,.10g} to {max(seen):,.10g} only; "
+                    f"add runs of {math.ceil(asked):,} {what}"
                 )
         return found
 
     def _of_broker(self, load: Load, brokers: int) -> dict[str, str]:
         share, runs = self.model.share(load, brokers), self.grid.runs
-        most = max(run.load.rate_per_s for run in runs)
+        fastest = max(runs, key=lambda run: run.load.rate_per_s)
+        most = fastest.load.rate_per_s
         delivered = share.rate_per_s * max(1.0, load.fan_out)
         # One queue for each subscription at each broker.
-        delivered_most = max(run.load.rate_per_s * max(1.0, run.load.fan_out) for run in runs)
+        widest = max(runs, key=lambda run: run.load.rate_per_s * max(1.0, run.load.fan_out))
+        delivered_most = widest.load.rate_per_s * max(1.0, widest.load.fan_out)
         # By one measure for both: with the most syncs that there may be.
         busy, busy_most = (
             self.model.busy(load, brokers),
@@ -316,12 +340,12 @@ class Range:
         if share.rate_per_s > most:
             found["rate"] = (
                 f"each broker would get {per_second(share.rate_per_s)}: measured were up to "
-                f"{per_second(most)} only"
+                f"{per_second(most)} only, in the run {fastest.name}"
             )
         elif delivered > delivered_most:
             found["deliveries"] = (
                 f"each broker would deliver {per_second(delivered)}: measured were up to "
-                f"{per_second(delivered_most)} only"
+                f"{per_second(delivered_most)} only, in the run {widest.name}"
             )
         if busy > busy_most:
             found["cores"] = (

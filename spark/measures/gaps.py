@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from messagebus.recording.manifest import Incident, in_order
+from messagebus.recording.manifest import FOLLOWS_NS, Incident, in_order
 
 # A task sorts as many rows at once as a group has in so much time.
 PIECE_NS = 60_000_000_000
@@ -117,3 +117,34 @@ def around(gaps: DataFrame, dims: Sequence[str], incidents: DataFrame) -> DataFr
     of = ["number", "kind", "at_broker", "from_ns", *dims]
     longest = met.groupBy(*of).agg(F.max(F.struct("gap_ns", "until_ns")).alias("longest"))
     return longest.select(*of, "longest.gap_ns", "longest.until_ns")
+
+
+def before(gaps: DataFrame, dims: Sequence[str], incidents: DataFrame) -> DataFrame:
+    """Return number, dims, gap_ns: the longest gap of each group in the `FOLLOWS_NS` before each incident.
+
+    gaps: rows of `every`. incidents: rows of `incident_rows`.
+    """
+    began = F.col("until_ns") - F.col("gap_ns")
+    earlier = (F.col("until_ns") < F.col("from_ns")) & (began >= F.col("from_ns") - FOLLOWS_NS)
+    met = gaps.join(F.broadcast(incidents), earlier)
+    return met.groupBy("number", *dims).agg(F.max("gap_ns").alias("gap_ns"))
+
+
+def met(published: DataFrame, incidents: DataFrame) -> DataFrame:
+    """Return number, publisher, connected, resent: of each publisher at each incident.
+
+    connected: confirms that it had from the incident's broker in the `FOLLOWS_NS` before. resent: messages
+    sent more than once among those that waited for a confirm in the time of the incident. A message without
+    a confirm waited to the end.
+    """
+    confirmed, from_ns = F.col("confirmed_ns"), F.col("from_ns")
+    is_its = (F.col("broker") == F.col("at_broker")) & (confirmed < from_ns)
+    is_before = is_its & (confirmed >= from_ns - FOLLOWS_NS)
+    waited = (F.col("intended_ns") <= F.col("last_ns")) & (
+        confirmed.isNull() | (confirmed >= from_ns)
+    )
+    rows = published.join(F.broadcast(incidents.drop("kind")), is_before | waited)
+    return rows.groupBy("number", "publisher").agg(
+        F.count_if(is_before).alias("connected"),
+        F.count_if(waited & (F.col("attempts") > 1)).alias("resent"),
+    )

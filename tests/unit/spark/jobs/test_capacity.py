@@ -19,6 +19,7 @@ from bench.commands import profile_of
 from bench.workloads.tables import capacity_steps
 from messagebus.recording.manifest import RunInvalid
 from reports.page import render_text
+from reports.text import milliseconds
 from spark.jobs import failover
 from spark.jobs.capacity import command, read_runs
 from spark.lake.ingest import ingest
@@ -191,6 +192,62 @@ def test_a_load_beyond_all_runs_is_a_fault_and_so_is_a_model_that_does_not_carry
     code, text = plan(runs, tmp_path / "b", "--rate", "10", "--error-max", "0.001")
     assert code == 7
     assert "do not carry a model" in text
+    sizes: dict[float, set[float]] = {}
+    for run in read_runs([runs]).of("fsync").runs:
+        sizes.setdefault(run.load.rate_per_s, set()).add(run.load.size)
+    single = [f"{rate:,.0f}/s" for rate in sorted(sizes) if len(sizes[rate]) == 1]
+    assert (
+        "its numbers are not to be used; add runs of a second size at "
+        f"{', '.join(single)}, and above {max(sizes):,.0f}/s" in text
+    )
+    figures = [line for line in text.splitlines() if "(not to be used: " in line]
+    assert [line.strip().split("  ")[1].split(" (")[0] for line in figures] == [
+        "brokers needed",
+        "of a broker's cores are busy",
+        "CPU of a message",
+        "written by each broker",
+    ]
+
+
+def test_a_mean_of_subscriptions_is_printed_as_it_is_with_the_runs_that_are_missing(
+    runs: Path, tmp_path: Path
+) -> None:
+    code, text = plan(runs, tmp_path / "a", "--rate", "10", "--fan-out", "4.5")
+    assert code == 7
+    assert "! 4.5 subscriptions: measured were 1 to 4 only; add runs of 5 subscriptions" in text
+
+
+def test_the_number_of_brokers_that_the_runs_bear_out_names_its_bound(
+    runs: Path, tmp_path: Path
+) -> None:
+    """Four times 6,000/s are 24,000 deliveries a second."""
+    loads = [run.load for run in read_runs([runs]).of("page-cache").runs]
+    delivered_most = max(load.rate_per_s * load.fan_out for load in loads)
+    asked = ("--fan-out", "4", "--durability", "page-cache", "--cores", "100", "--spare", "0")
+    code, text = plan(runs, tmp_path / "a", "--rate", "6000", "--syncs", "0", *asked)
+    assert code == 7
+    words = " ".join(text.split())
+    [count, bound, most] = re.findall(
+        r"With ([\d,]+), each broker .* shown\. With one fewer, each broker would deliver ([\d,]+)/s: "
+        r"measured were up to ([\d,]+)/s only, in the run page-cache-",
+        words,
+    )[0]
+    assert float(most.replace(",", "")) == delivered_most
+    assert 24_000 / int(count) <= delivered_most < 24_000 / (int(count) - 1)
+    assert float(bound.replace(",", "")) == pytest.approx(24_000 / (int(count) - 1), abs=1)
+
+
+def test_what_a_broker_writes_is_explained_by_the_copies_in_its_queues(
+    runs: Path, tmp_path: Path
+) -> None:
+    """The runs were made to write the copies' bytes and 1,000 more: 9,000 of 2,000 x 4 are 1.1 times."""
+    asked = ("--rate", "100", "--size", "2000", "--fan-out", "4", "--spare", "1")
+    _, text = plan(runs, tmp_path / "a", *asked)
+    assert (
+        "MB/s  written by each broker (when 1 of 2 brokers is away; 1.1 x the bytes of the" in text
+    )
+    found = json.loads((tmp_path / "a" / "capacity.json").read_text())
+    assert found["written_mb_per_s"] == pytest.approx(100 * 9_000 / 1e6)
 
 
 def test_more_of_a_broker_than_was_ever_measured_is_a_fault_and_a_queue_has_one_core(
@@ -249,7 +306,10 @@ def test_what_says_nothing_of_a_message_is_left_out_by_name_and_too_few_runs_are
     assert len(grid.runs) == 2 * 13 - 1
     code, text = plan(runs, tmp_path / "a", "--rate", "10", "--durability", "none")
     assert code != 0
-    assert "0 runs with durability none: 7 at least are required; there are runs of: fsync" in text
+    assert (
+        "0 runs with durability none: 7 at least are required, so 7 more; there are runs of: fsync"
+        in text
+    )
     assert "Left out, with disturbances: fsync-100-x1-1000" in text
     path.write_text("[]")
     code, text = plan(runs, tmp_path / "b", "--rate", "10")
@@ -359,7 +419,7 @@ def test_runs_that_say_nothing_are_named_by_their_reason(runs: Path, tmp_path: P
         changed(runs, name, measured_s=4.0)
     code, text = plan(runs, tmp_path / "out", "--rate", "10")
     assert code != 0
-    assert "0 runs with durability fsync: 7 at least are required; there are runs of: none" in text
+    assert "0 runs with durability fsync: 7 at least are required, so 7 more. Left out" in text
     [line] = text.splitlines()
     assert line.endswith(
         f"Left out, measured for less than 10 s: {', '.join(names[:3])} and 23 more"
@@ -393,8 +453,100 @@ def test_the_silence_around_a_kill_is_found_per_publisher_and_broker(planted_run
     assert all(2_900 < gap < 3_500 for gap in down)
     text = render_text(answer.page)
     assert f"kill {KILLED}" in text
+    expected = costs_by_hand(planted_run)
+    assert {
+        row["publisher"]: _numbers(row) for row in answer.measured["met"] if row["number"] == killed
+    } == expected
+    its = [name for name, (connected, *_) in expected.items() if connected]
+    longest_ms = max(held_back[name] for name in its)
+    [told] = [line for line in answer.page.meta if line.startswith(f"kill {KILLED} at ")]
+    assert f"to whom it had confirmed, had no confirm for up to {milliseconds(longest_ms)}" in told
+    assert f"({milliseconds(max(expected[name][2] for name in its))} in the 5 s before)" in told
+    [kill, back] = [one for one in answer.measured["incidents"] if one["broker"] == KILLED]
+    assert f"It was down from {kill['at_s']:,.1f} s to {back['at_s']:,.1f} s." in told
+    # The first number is that of an incident.
+    of_incident = milliseconds(answer.measured["publishers"][0]["gap_ms"])
+    assert answer.page.verdict.startswith(f"No publisher waited longer than {of_incident} around ")
+    # Each incident has its line.
+    assert [line.split()[0] for line in answer.page.meta[1:]] == kinds
     # A tile is about somebody who was silent.
     assert "of 0 publishers" not in text
+
+
+def test_a_sentence_says_whom_an_incident_cost_what() -> None:
+    """Publishers 1 and 5 had confirms of the dead broker; the others waited no longer than before."""
+    at = {"number": 0, "kind": "kill", "at_broker": "mb1:5672"}
+    silent = {1: 326.0, 5: 302.0, 2: 59.0, 3: 60.0, 4: 58.0, 6: 61.0}
+    measured: dict[str, Any] = {
+        "incidents": [
+            {"number": 0, "kind": "kill", "broker": "mb1:5672", "at_s": 12.0, "lasted_s": 0.0},
+            {"number": 1, "kind": "start", "broker": "mb1:5672", "at_s": 114.6, "lasted_s": 0.5},
+        ],
+        "publishers": [at | {"publisher": f"p{n}", "gap_ms": gap} for n, gap in silent.items()],
+        "met": [
+            {
+                "number": 0,
+                "publisher": f"p{n}",
+                "connected": 90 if n in (1, 5) else 0,
+                "resent": 5 if n in (1, 5) else 0,
+                "before_ms": 59.0,
+            }
+            for n in sorted(silent)
+        ],
+    }
+    assert failover.costs(measured) == [
+        "kill mb1:5672 at 12.0 s: p1 and p5, to whom it had confirmed, had no confirm for up to 326 ms "
+        "(59 ms in the 5 s before), and sent 10 messages again; the other 4 publishers had no confirm for up "
+        "to 61 ms (59 ms in the 5 s before). It was down from 12.0 s to 114.6 s.",
+        "start mb1:5672 at 114.6 s: no publisher was waiting.",
+    ]
+    del measured["incidents"][1]
+    assert failover.costs(measured)[0].endswith("It was down from 12.0 s to the end.")
+
+
+def _numbers(row: dict[str, Any]) -> tuple[int, int, float]:
+    return row["connected"], row["resent"], round(row["before_ms"], 6)
+
+
+def costs_by_hand(planted: Planted) -> dict[str, tuple[int, int, float]]:
+    """Return publisher -> confirms by the killed broker in the 5 s before, resent, silence before (ms).
+
+    By loops over the recorded lines, in their own clock.
+    """
+    manifest = planted.run.manifest
+    offset_ns = manifest.start_ns - MONOTONIC_START_NS
+    every = sorted(manifest.incidents, key=lambda one: one.at_ns)
+    [place] = [number for number, one in enumerate(every) if one.kind == "kill"]
+    at_ns, next_ns = every[place].at_ns - offset_ns, every[place + 1].at_ns - offset_ns
+    last_ns = min(at_ns + 2 * MILLISECOND + 5 * SECOND, next_ns)
+    found = {}
+    for path in planted.folder.glob("published-*.ndjson"):
+        rows = [
+            row for row in map(json.loads, path.read_text().splitlines()[1:]) if "outcome" in row
+        ]
+        confirms = sorted({row["confirmed_ns"] for row in rows})
+        silences = []
+        for before, confirm in zip([-1, *confirms], confirms, strict=False):
+            waiting = [
+                r["intended_ns"] for r in rows if r["intended_ns"] < confirm <= r["confirmed_ns"]
+            ]
+            silences.append((max(before, min(waiting)), confirm))
+        found[rows[0]["publisher"]] = (
+            sum(
+                r["broker"] == KILLED and at_ns - 5 * SECOND <= r["confirmed_ns"] < at_ns
+                for r in rows
+            ),
+            sum(
+                r["attempts"] > 1 and r["intended_ns"] <= last_ns and r["confirmed_ns"] >= at_ns
+                for r in rows
+            ),
+            round(
+                max(e - b for b, e in silences if e < at_ns and b >= at_ns - 5 * SECOND)
+                / MILLISECOND,
+                6,
+            ),
+        )
+    return found
 
 
 def test_a_freeze_of_three_seconds_is_three_seconds_whatever_is_delivered_again_in_it(
