@@ -33,6 +33,7 @@ EXAMPLES = ROOT / "examples"
 LANGUAGES = {
     "python": "run",
     "sh": "run where it says so, and each of its commands looked up",
+    "sql": "queries of a lake: run by tests/unit/spark/test_lake_page.py",
     "toml": "read",
     "json": "read",
     "{eval-rst}": "not code: what Sphinx inserts, which `make docs` checks",
