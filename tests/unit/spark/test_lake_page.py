@@ -60,7 +60,7 @@ def test_the_page_has_every_column_of_every_table_of_a_lake(full: Planted) -> No
 
 
 def test_the_query_of_duckdb_gives_the_percentiles_of_the_pages(full: Planted) -> None:
-    found = duckdb.sql(query(0, full)).fetchall()
+    found = duckdb.execute(query(0, full)).fetchall()
     run = full.run
     bins = run.lake.read(
         run.session, "latency_bins", "measure string, broker string, bin int, n long"
