@@ -163,7 +163,8 @@ class Sending:
 @click.option(
     "--content-type",
     default="",
-    help="Content type of all messages. Default: by the suffix of FILE, such as application/json.",
+    help="Content type of all messages. Default: by the suffix of FILE, such as application/json;"
+    ' "-" has none: name the type, or publish with --ndjson.',
 )
 @click.option(
     "--delay", "delay_s", type=Duration(), help="Deliver after this long: 90s, 15m, 2h, 7d."

@@ -594,7 +594,8 @@ FIRST = {
     "a-drain-is-stuck": "Run its playbook again: it prints what blocks the drain.",
     "a-gate-stays-shut": "`python -m ops topology diff` prints what is missing there.",
     "a-host-is-dead": "Look at the host, then the broker's service, then the network. If it will "
-    "not come back: `python -m ops replace`.",
+    "not come back: `python -m ops replace NAME --dry-run`. A broker without a mirror loses the "
+    "messages on its disk.",
     "a-balancer-is-down": "Restart it: `systemctl restart haproxy` on its host.",
     "a-mirror-has-a-single-copy": "Bring back the other disk: `python -m ops drbd status` names "
     "what is missing. Do not restart this broker until then.",
