@@ -484,7 +484,7 @@ def test_a_killed_broker_that_has_all_takes_publishes_without_a_declaration(
             return found
 
         # Statistics lag by a second, and the balancer's checks log in once a second.
-        before = eventually(lambda: counted()["connection_created"], within_s=60)
+        before = eventually(lambda: counted().get("connection_created", 0), within_s=60)
         eventually(lambda: counted()["connection_created"] > before + 3, within_s=60)
         now = counted()
     assert now["queue_declared"] < len(wanted), "two for each would be declared"
