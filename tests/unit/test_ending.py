@@ -712,6 +712,7 @@ def test_a_log_filter_that_raises_keeps_no_client_from_dialling_again(
     with bus.publisher() as publisher, bus.consumer("orders", subscription="a") as consumer:
         if gone == "with its links":
             publisher.send_safe("orders", b"x")
+            assert consumer.receive(WITHIN_S * FACTOR) is not None
             bus.stop_brokers()
         for event in ("no answer yet", "link lost"):
             if gone == "with its links" or event == "no answer yet":

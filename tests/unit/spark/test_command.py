@@ -270,7 +270,7 @@ def test_a_client_of_spark_connect_is_told_in_one_line(
     )
 
 
-def test_a_page_says_that_the_warm_up_counts() -> None:
+def test_a_page_says_that_the_warm_up_counts(tmp_path: Path) -> None:
     manifest = Manifest(run_id="r", topics={}, brokers=(), anchor=Anchor("h", "p", 0), start_ns=0)
     for warm_up_s, is_said in ((0.0, False), (1.5, True)):
         ingested: Any = SimpleNamespace(
@@ -278,8 +278,8 @@ def test_a_page_says_that_the_warm_up_counts() -> None:
             **{"files": {}, "bad": 0, "skipped": [], "reasons": dict},
         )
         no_session: Any = None
-        run = Run(no_session, no_session, ingested, "1970-01-01")
-        page = page_of(run, "latency", words={}, tables="", verdict="")
+        run = Run(no_session, Lake(tmp_path), ingested, "1970-01-01")
+        page = page_of(run, "latency", words={}, tables=(), verdict="")
         assert ("the warm-up of 1.5 s counts too" in page.meta[0]) is is_said
     values = {"run_id": "r", "topics": {}, "brokers": [], "start_ns": 0} | {
         "anchor": manifest.anchor.as_json()
