@@ -43,8 +43,8 @@ def longest_silence(
 ) -> Gap:
     """Return the longest gap of publishes given as arrays. settled: counts only for confirmed publishes.
 
-    around_ns: of the gaps, whole, those alone that end at or after the first time and begin at the second
-    one at the latest: the gaps of an incident.
+    around_ns: begin and end of an incident: only its gaps, each whole. These end at or after its begin, and
+    begin at or before its end.
     """
     confirms = np.sort(settled[confirmed])
     ends = settled.copy()

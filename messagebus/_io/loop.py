@@ -358,6 +358,10 @@ class Tasks:
             task.add_done_callback(functools.partial(self._cancelled, cancelled, pause_s))
         return task
 
+    def keep_running(self, work: Callable[[], Coroutine[Any, Any, None]], pause_s: float) -> None:
+        """Run this; again, pause_s later, where an application has cancelled all tasks of its loop."""
+        self.spawn(work(), cancelled=lambda: self.keep_running(work, pause_s), pause_s=pause_s)
+
     def _cancelled(
         self, begin_again: Callable[[], object], pause_s: float, task: asyncio.Task[Any]
     ) -> None:

@@ -10,7 +10,14 @@ from typing import Any, overload
 from messagebus._io.hooks import hook_chain, with_id
 from messagebus._io.publish.calls import Outgoing
 from messagebus.clock import wall_ms
-from messagebus.databases import AsyncConnection, Connection, Executed, Pending, recognise
+from messagebus.databases import (
+    AsyncConnection,
+    Connection,
+    Executed,
+    Pending,
+    is_missing_table,
+    recognise,
+)
 from messagebus.destination import Destination
 from messagebus.dsn import Address
 from messagebus.hooks import Hooks
@@ -171,8 +178,7 @@ class Outbox:
 
     def _note_missing(self, fault: Exception, dialect: str) -> None:
         """Add to a driver's error that the table is missing how it is made."""
-        text = str(fault)
-        if self._table in text and ("no such" in text or "exist" in text):
+        if is_missing_table(fault) and self._table in str(fault):
             fault.add_note(f"`messagebus outbox ddl --database {dialect}` prints what makes it")
 
     def _row(

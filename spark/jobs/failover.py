@@ -276,7 +276,7 @@ def _gaps(measured: dict[str, Any], dims: tuple[str, ...], *, note: str) -> Sect
         key.capitalize(),
         sorted(measured[key], key=lambda row: (row["number"], -row["gap_ms"])),
         {
-            "incident": lambda row: f"{row['kind']} {row['at_broker']}".strip(),
+            "incident": lambda row: _name(row["kind"], row["at_broker"]),
             "at": lambda row: f"{at_s[row['number']]:,.1f} s",
             **{dim: dim for dim in dims},
             **GAP,

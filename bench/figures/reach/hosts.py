@@ -1,7 +1,7 @@
 """Processes, cores and lines of simulated hosts: what a step of a process takes, in virtual time.
 
-A core is a server, and the processes that are ready to compute are its queue: whoever has computed one step
-goes to the end. So processes that share cores take turns, as Linux lets them.
+A core is a server, and the processes that are ready to compute are its queue: a process that has computed one
+step goes to the end of it. So processes that share cores take turns, as Linux lets them.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ NAME = "reach.sixteen"
 # At rest 16 brokers, their agents and 3,200 links of 200 consumers would fill two cores.
 BROKERS, SUBSCRIPTIONS, CONSUMERS, GROUPS, PROCESSES = 16, 100, 100, 20, 4
 COMPARED = 20
-# New lists, and the time between them. Of the first ones the last consumer's times are measured. The second
-# ones follow each other so soon that agents do little else: they measure what a request and a list cost.
+# New lists, and the time between them. CHANGES: lists whose time until the last consumer is measured. BURST:
+# lists so soon after each other that agents do little else, for the CPU time of a request and of a list.
 CHANGES, CHANGE_S = 15, 2.0
 BURST, BURST_S = 30, 0.4
 DEAD = 2
@@ -149,7 +149,7 @@ def _beside_simulation(setup: Setup, make: Maker, name: str) -> Iterator[Figure]
         "dials_10s": failed / COMPARED,
         "agent_requests": rest.pulls / rest.took_s / BROKERS,
     }
-    # Agents at rest are part of what is busy, and simulated by themselves.
+    # `busy` includes the agents at rest, which the simulation has anyway.
     own = rest.agents_s / rest.took_s / processors.cores
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         simulated = runner.run(simulate(COMPARED, processors, replace(processors, busy=busy - own)))
@@ -180,7 +180,7 @@ class _Work:
         _answers(clients)
         pulls, before = _pulls(cluster), Used.now(cluster)
         do()
-        # In the order of the beginning: what it takes to ask is in both times.
+        # In the order of the beginning, so that both times include that of the questions.
         answers, pulls = _answers(clients), _pulls(cluster) - pulls
         after = Used.now(cluster)
         return cls(
@@ -192,7 +192,7 @@ class _Work:
         )
 
     def beyond(self, rest: _Work) -> _Work:
-        """Return what is more than would be at rest in as long a time."""
+        """Return the work in excess of that at rest in as long a time."""
         part = self.took_s / rest.took_s
         return _Work(
             self.took_s,
@@ -360,7 +360,7 @@ GROUP = Group(NAME, BROKERS, BEHIND_HAPROXY, sixteen_figures)
 
 
 class _Seen(logging.Handler):
-    """Counts lists, and failed dials by the second, and notes when each list was applied last."""
+    """Counts lists, and the failed dials of each second, and notes when each list was applied last."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)

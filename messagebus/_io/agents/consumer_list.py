@@ -133,10 +133,7 @@ class ListFollower:
             self._apply(BrokerList(listed=(ListedBroker(broker=self._bus.address),)))
             return
         self._read_cache()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._tasks.spawn(self._follow(), cancelled=self._begin, pause_s=ASK_EVERY_MS / 1000)
+        self._tasks.keep_running(self._follow, ASK_EVERY_MS / 1000)
 
     async def stop(self) -> None:
         await self._tasks.cancel()

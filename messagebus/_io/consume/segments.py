@@ -13,7 +13,8 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, Link
 from messagebus._io.loop import Tasks
@@ -66,15 +67,12 @@ class Segments:
         self._parents: dict[str, asyncio.Task[Link]] = {}
         self._tasks, self._closing = Tasks(), Tasks()
         self._round_ms = self._count_ms = 0
-        self._follow()
+        self._tasks.keep_running(self._follow, ASK_AGAIN_S)
 
-    def _follow(self) -> None:
-        """Ask the agents for other homes from now on; again where the application cancelled all tasks."""
+    def _follow(self) -> Coroutine[Any, Any, None]:
+        """Ask the agents for other homes from now on."""
         topic = self._source.topic.name
-        following = follow_homes(
-            self._wire.topology(), topic, lambda: self._homes, self._learn, log=log
-        )
-        self._tasks.spawn(following, cancelled=self._follow, pause_s=ASK_AGAIN_S)
+        return follow_homes(self._wire.topology(), topic, lambda: self._homes, self._learn, log=log)
 
     def _first_unfinished(self) -> list[str]:
         """Return, of each partition, the first segment that may have something for us: the others wait."""

@@ -21,13 +21,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from messagebus._io.hooks import HookChain
-from messagebus._io.loop import Tasks
 from messagebus._io.publish.calls import Call
 from messagebus._io.publish.door import Sending, SpoolCounts
 from messagebus._io.publish.publishes import Bundle, Many, Publish, Waiter, encode_publish
@@ -262,9 +261,8 @@ class DiskDoor:
 
     # The driver's own moments.
     def start(self) -> None:
-        _begin(self._driver.tasks, self._take_over)
-        _begin(self._driver.tasks, self._writer.run)
-        _begin(self._driver.tasks, self._replayer.run)
+        for work in (self._take_over, self._writer.run, self._replayer.run):
+            self._driver.tasks.keep_running(work, DISK_RETRY_MS / 1000)
 
     async def _take_over(self) -> None:
         self._taken_over_ms = monotonic_ms()
@@ -300,7 +298,7 @@ class DiskDoor:
         self._keeper.tidy(now)
         is_due = now - self._taken_over_ms >= ADOPT_MS
         if is_due and not self._phases.is_away and self._is_open:
-            _begin(self._driver.tasks, self._take_over)
+            self._driver.tasks.keep_running(self._take_over, DISK_RETRY_MS / 1000)
         self._writer.wanted.set()
         self._replayer.wanted.set()
 
@@ -349,8 +347,3 @@ class DiskDoor:
             keeper.damaged,
             {**replayer.ends, CONFIRMED: replayed},
         )
-
-
-def _begin(tasks: Tasks, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run this; again where the application cancelled all tasks of its loop."""
-    tasks.spawn(work(), cancelled=lambda: _begin(tasks, work), pause_s=DISK_RETRY_MS / 1000)

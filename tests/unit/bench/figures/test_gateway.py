@@ -1,4 +1,4 @@
-"""What the gateway's figures ask of a gateway, which refuses requests that name another host."""
+"""Requests of the gateway's figures, to a gateway that refuses those that name another host."""
 
 from __future__ import annotations
 
