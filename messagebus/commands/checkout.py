@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from itertools import pairwise
 
 from messagebus.terminal import printable
 
@@ -13,12 +14,18 @@ WRONG_USE = 2
 def check_library(package: str, library: str) -> None:
     """End `python -m PACKAGE` with what to do where this Python lacks a library of it. For its `__init__`.
 
-    Does nothing where another program imports the package.
+    Does nothing where another program imports the package, and nothing for a module of it that runs by
+    itself: `python -m ops.locked` makes the environment, before any library is there.
     """
-    if sys.argv[:1] == ["-m"] and find_spec(library) is None:
+    if _is_program(package) and find_spec(library) is None:
         what = f"python -m {package}: {sys.executable} has no {library!r}"
         todo = (
             "run `. .venv/bin/activate` in the checkout (`ops/local/install.sh python` makes .venv)"
         )
         print(printable(f"{what}: {todo}"), file=sys.stderr)  # click may be what is missing
         sys.exit(WRONG_USE)
+
+
+def _is_program(package: str) -> bool:
+    """Whether Python runs with `-m PACKAGE`. While a package is imported only orig_argv has its name."""
+    return any(pair == ("-m", package) for pair in pairwise(sys.orig_argv))

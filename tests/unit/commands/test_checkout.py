@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -30,6 +31,23 @@ def test_a_kit_in_another_python_names_the_environment_that_it_needs(kit: str) -
     assert "run `. .venv/bin/activate` in the checkout" in line
 
 
+def test_what_makes_the_environment_needs_no_library() -> None:
+    script = (ROOT / "ops/local/install.sh").read_text()
+    modules = re.findall(r'"\$python" -m (ops\.[a-z_.]+)', script)
+    assert modules == ["ops.locked"]
+    for module in modules:
+        done = subprocess.run(
+            [sys.executable, "-S", "-m", module, "build"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "==" in done.stdout
+
+
 def test_a_kit_that_another_program_imports_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["pytest"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "pytest"])
     check_library("ops", "no_such_library")
