@@ -213,7 +213,8 @@ def status_command(as_json: bool) -> int:
             console.print(line)
         if any(each.servers for each in shown):
             console.print(view.server_table(shown, console.width))
-        for line in view.not_up(shown):
+        reasons = agents.reasons(inventory, view.names_not_up(shown))
+        for line in view.not_up(shown, reasons):
             console.print(line, soft_wrap=True)
     answered = [each.process is not None for each in shown]
     if all(answered):

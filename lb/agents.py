@@ -7,7 +7,8 @@ The result is read back from every HAProxy.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
@@ -21,6 +22,8 @@ STATE_WITHIN_S = 60.0
 """Time until HAProxy shows it: half a second for the agent's line, more for checks of a starting broker, and
 for a machine whose processors are all busy."""
 AGENT_WITHIN_S = 10.0
+REASON_WITHIN_S = 2.0
+"""Of each agent that is asked for the reason beside a table; the table waits for the slowest."""
 POLL_S = 0.1
 REASON_CHARS = 200
 
@@ -46,6 +49,18 @@ def ready(
     node = inventory.find(name)
     set_draining(inventory, node, draining=False)
     return _wait(inventory, node, "ready", within_s, fleet or local(inventory))
+
+
+def reasons(inventory: Inventory, names: Collection[str]) -> Mapping[str, str]:
+    """Ask the agents of brokers, all at once, why their brokers are not ready; by name.
+
+    A broker whose agent gives no reason within REASON_WITHIN_S, or that the inventory does not have, is
+    left out.
+    """
+    nodes = [node for node in inventory.brokers if node.name in names]
+    with ThreadPoolExecutor(max(1, len(nodes))) as pool:
+        given = pool.map(lambda node: _health(inventory, node, REASON_WITHIN_S), nodes)
+    return {node.name: reason for node, reason in zip(nodes, given, strict=True) if reason}
 
 
 def set_draining(inventory: Inventory, node: Node, *, draining: bool) -> None:
@@ -79,19 +94,19 @@ def _wait(
     while not (seen := fleet.look(node.name)).everywhere(is_so):
         if time.monotonic() > until:
             where = seen.differing(is_so)
-            if wanted == "ready" and (reason := _health(inventory, node)):
+            if wanted == "ready" and (reason := _health(inventory, node, AGENT_WITHIN_S)):
                 where += f"; the agent's reason: {reason}"
             raise NotReached(f"{node.name} is not seen as {wanted} after {within_s:g} s: {where}")
         time.sleep(POLL_S)
     return seen.shown
 
 
-def _health(inventory: Inventory, node: Node) -> str:
+def _health(inventory: Inventory, node: Node, within_s: float) -> str:
     """Return the reason for which an agent calls its broker not ready; "" when it gives none."""
     try:
         answer = httpx.get(
             f"{inventory.agent_url(node)}/health",
-            timeout=AGENT_WITHIN_S,
+            timeout=within_s,
             trust_env=False,
             verify=inventory.certificates(),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,8 +129,16 @@ def server_table(shown: Sequence[Shown], width: int = WIDE) -> Table:
     return table
 
 
-def not_up(shown: Sequence[Shown]) -> Iterator[Text]:
-    """Yield a sentence for each broker that a balancer sends no publishers to: since when, and why."""
+def names_not_up(shown: Sequence[Shown]) -> frozenset[str]:
+    """Return the brokers that some balancer sends no publishers to."""
+    return frozenset(server.name for each in shown for server in each.servers if not server.is_up)
+
+
+def not_up(shown: Sequence[Shown], reasons: Mapping[str, str]) -> Iterator[Text]:
+    """Yield a sentence for each broker that a balancer sends no publishers to: since when, and why.
+
+    reasons: what agents say themselves, by name of the broker; HAProxy knows no more than their verdict.
+    """
     several = len(shown) > 1
     for each in shown:
         for server in each.servers:
@@ -138,7 +146,10 @@ def not_up(shown: Sequence[Shown]) -> Iterator[Text]:
                 continue
             where = f" at {each.name}" if several else ""
             since = f"for {in_words(server.changed_s)}"
-            why = f"gate check: {server.check or 'none yet'}; agent: {server.agent or 'no answer yet'}"
+            agent = server.agent or "no answer yet"
+            if reason := reasons.get(server.name):
+                agent += f" ({reason})"
+            why = f"gate check: {server.check or 'none yet'}; agent: {agent}"
             yield Text(printable(f"{server.name}{where}: {_words(server)} {since}; {why}"))
 
 

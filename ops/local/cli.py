@@ -26,6 +26,7 @@ from ops.local.servers import CHOICES, choices_of, url
 
 ENV_DIR = "MESSAGEBUS_LOCAL_DIR"
 _SIGNALS = {"STOP": signal.SIGSTOP, "CONT": signal.SIGCONT, "KILL": signal.SIGKILL}
+_AFTER_SIGNAL = {"STOP": "stands still", "CONT": "goes on", "KILL": "has ended"}
 
 
 def default_dir() -> Path:
@@ -127,10 +128,16 @@ def up(
         raise click.UsageError(f"--network {network}: three numbers that begin with 127, 127.0.7")
     choices = choices_of(servers)
     console = Console(stderr=True)
+    said = ""
     with console.status("starting the local cluster") as shown:
 
         def show(text: str) -> None:
-            shown.update(Text(printable(text)))
+            nonlocal said
+            if console.is_terminal:
+                shown.update(Text(printable(text)))
+            elif text != said:
+                console.print(Text(printable(text)), soft_wrap=True)
+            said = text
 
         if rabbitmq:
             root = of_version(rabbitmq, say=show)
@@ -227,6 +234,7 @@ def kill(dir: Path, name: str, word: str) -> None:
       python -m ops local kill mb2 --signal STOP
     """
     LocalCluster(dir).kill(name, number=_SIGNALS[word])
+    say(f"{name} {_AFTER_SIGNAL[word]}")
 
 
 @local.command(short_help="Fail unless the broker NAME calls itself ADDRESS.")
@@ -287,7 +295,9 @@ def start(dir: Path, name: str) -> None:
     Example:
       python -m ops local start mb2
     """
-    LocalCluster(dir).start(name)
+    with Console(stderr=True).status(f"waiting until {printable(name)} answers"):
+        LocalCluster(dir).start(name)
+    say(f"{name} answers")
 
 
 @local.command()
@@ -300,7 +310,9 @@ def stop(dir: Path, name: str) -> None:
     Example:
       python -m ops local stop mb2-agent
     """
-    LocalCluster(dir).stop(name)
+    with Console(stderr=True).status(f"waiting until {printable(name)} has ended"):
+        LocalCluster(dir).stop(name)
+    say(f"{name} does not run")
 
 
 @local.command(short_help="Make the folder and settings of a new node NAME.")

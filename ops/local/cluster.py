@@ -134,6 +134,9 @@ class LocalCluster:
             except BaseException:
                 if launched:
                     self._processes.stop(self.layout, launched)
+                if there := self._folder.known():
+                    # A server that could not be started is not asked for by the next start, too.
+                    self._folder.save(replace(there, choices=known.choices if known else ()))
                 raise
 
     def down(self, *, wipe: bool = False) -> bool:

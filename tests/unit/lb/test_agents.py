@@ -107,6 +107,26 @@ def test_an_agent_without_a_reason_is_left_out(rig: Rig, health: str) -> None:
         agents.ready(rig.read, "mb1", within_s=0)
 
 
+def test_agents_are_asked_for_their_reasons_side_by_side_and_those_of_other_brokers_are_not(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [node.name for node in rig.read.brokers]
+    asked: list[str] = []
+    together = threading.Barrier(len(names))
+
+    def get(url: str, **_: object) -> httpx.Response:
+        asked.append(url)
+        together.wait(agents.AGENT_WITHIN_S)
+        return rig.health
+
+    monkeypatch.setattr(httpx, "get", get)
+    assert agents.reasons(rig.read, [*names, "gone"]) == dict.fromkeys(names, "no AMQP")
+    assert len(asked) == len(names)
+    rig.health = httpx.Response(200, json={"verdict": "ready"})
+    assert agents.reasons(rig.read, names) == {}
+    assert agents.reasons(rig.read, []) == {}
+
+
 def test_a_silent_balancer_is_told(rig: Rig) -> None:
     rig.shows = [SILENT]
     with pytest.raises(NotReached, match="HAProxy does not show it"):

@@ -33,6 +33,7 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "load", lambda _path: read)
     monkeypatch.setattr(runtime, "process", lambda _socket: process)
     monkeypatch.setattr(runtime, "servers", lambda _socket: {"mb1": UP, "mb2": HIDDEN_DRAIN})
+    monkeypatch.setattr(agents, "reasons", lambda _inventory, _names: {"mb2": "memory alarm"})
 
 
 def run(*words: str) -> Result:
@@ -78,6 +79,7 @@ def test_status_for_people() -> None:
     shown = run("status").output
     assert "mb1" in shown
     assert "down, drained" in shown
+    assert f"agent: {HIDDEN_DRAIN.agent} (memory alarm)" in shown
 
 
 def test_status_for_programs() -> None:
@@ -267,10 +269,11 @@ def test_a_broker_that_gets_no_publishers_has_a_sentence_with_since_when_and_why
         name="lb1", process=PROCESS, servers=(UP, dataclasses.replace(DOWN, check="L4TOUT"))
     )
     other = Shown(name="lb2", process=PROCESS, servers=(drain,))
-    assert [str(line) for line in view.not_up([one])] == [
-        f"mb2: down, drained for 1 day 1 h; gate check: L4TOUT; agent: {DOWN.agent}"
+    assert view.names_not_up([one, other]) == {"mb2", "mb3"}
+    assert [str(line) for line in view.not_up([one], {"mb2": "no AMQP"})] == [
+        f"mb2: down, drained for 1 day 1 h; gate check: L4TOUT; agent: {DOWN.agent} (no AMQP)"
     ]
-    assert [str(line).partition(" for ")[0] for line in view.not_up([one, other])] == [
+    assert [str(line).partition(" for ")[0] for line in view.not_up([one, other], {})] == [
         "mb2 at lb1: down, drained",
         "mb3 at lb2: drain",
     ]

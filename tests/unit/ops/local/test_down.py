@@ -80,6 +80,36 @@ def test_up_refuses_settings_that_the_cluster_of_the_folder_does_not_have(folder
     )
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["a stopped cluster", "a new one"])
+def test_a_server_that_could_not_be_started_is_not_asked_for_by_the_next_start(
+    folder: Path, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: LocalCluster, layout: Layout, _launched: list[str]) -> None:
+        self._folder.save(layout)
+        raise LocalFault("prometheus is not installed")
+
+    if not is_known:
+        LocalCluster(folder).down(wipe=True)
+    before = LocalCluster(folder).layout.choices if is_known else ()
+    monkeypatch.setattr(LocalCluster, "_bring_up", refuse)
+    with pytest.raises(LocalFault, match="not installed"):
+        LocalCluster(folder, 1, choices=[ServerChoice("prometheus")]).up()
+    assert LocalCluster(folder).layout.choices == before
+
+
+def test_what_acts_on_one_part_says_what_is_so_now(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for method in ("start", "stop", "kill"):
+        monkeypatch.setattr(LocalCluster, method, lambda *_, **__: None)
+    where = ("--dir", str(folder))
+    assert run("start", "mb1", *where).stdout == "mb1 answers\n"
+    assert run("stop", "mb1", *where).stdout == "mb1 does not run\n"
+    assert run("kill", "mb1", *where).stdout == "mb1 has ended\n"
+    assert run("kill", "mb1", "--signal", "STOP", *where).stdout == "mb1 stands still\n"
+    assert run("kill", "mb1", "--signal", "CONT", *where).stdout == "mb1 goes on\n"
+
+
 def test_up_prints_where_every_kit_finds_the_cluster(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
