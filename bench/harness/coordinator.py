@@ -80,7 +80,7 @@ def conduct(
             workers.manifest(brokers, complete=False).save(recording.folder)
         sampler = Sampler(running.probes(), workers.start_ns)
         sampler.start()
-        disturber = Disturber(profile.disturbances, running, workers.start_ns)
+        disturber = Disturber(profile.disturbances, running, workers.start_ns, say)
         disturber.start()
         say(_plan(profile))
         workers.wait_published(
@@ -201,11 +201,16 @@ class Disturber:
     """
 
     def __init__(
-        self, disturbances: Sequence[Disturbance], running: Running, start_ns: int
+        self,
+        disturbances: Sequence[Disturbance],
+        running: Running,
+        start_ns: int,
+        say: Callable[[str], None],
     ) -> None:
         self.faults: list[str] = []
         self._wanted = disturbances
         self._start_ns = start_ns
+        self._say = say
         self._planned: list[Fault] = [
             running.fault(each.what, each.broker) for each in disturbances
         ]
@@ -275,12 +280,19 @@ class Disturber:
         if begins:
             what = f"{fault.name} {self._broker(number)}".rstrip()
             self._done[number] = {"what": what, "began_s": self._now_s(), "ended_s": None}
+            self._say(f"{self._now_s():.0f} s: {what}")
             fault.begin()
         else:
             # A killed broker has to start before it is back.
-            self._done[number]["lifted_s"] = self._now_s()
+            done = self._done[number]
+            done["lifted_s"] = self._now_s()
+            if fault.name == "kill":
+                self._say(
+                    f"{done['lifted_s']:.0f} s: waiting for {self._broker(number)} to be back"
+                )
             fault.end()
-            self._done[number]["ended_s"] = self._now_s()
+            done["ended_s"] = self._now_s()
+            self._say(f"{done['ended_s']:.0f} s: {done['what']}: over")
 
     def _now_s(self) -> float:
         return (time.monotonic_ns() - self._start_ns) / 1e9

@@ -434,13 +434,19 @@ def test_each_begins_and_ends_in_its_time() -> None:
 def test_what_is_done_is_undone_when_the_run_ends_before_and_is_an_incident() -> None:
     system = Noted()
     wanted = [Disturbance(at_s=0, lasts_s=1000, broker=2), Disturbance(at_s=900)]
-    disturber = Disturber(wanted, system, time.monotonic_ns())  # type: ignore[arg-type]
+    said: list[str] = []
+    disturber = Disturber(wanted, system, time.monotonic_ns(), said.append)  # type: ignore[arg-type]
     disturber.start()
     eventually(lambda: system.done == ["kill 2"], within_s=10)
     (done,) = disturber.stop()
     assert disturber.missed() == ["kill mb1: not done, the load was over before its second 900"]
     assert system.done == ["kill 2", "end 2"]
     assert done["what"] == "kill 127.0.0.12:5672"
+    assert [line.partition(" s: ")[2] for line in said] == [
+        "kill 127.0.0.12:5672",
+        "waiting for 127.0.0.12:5672 to be back",
+        "kill 127.0.0.12:5672: over",
+    ]
     assert done["ended_s"] >= done["lifted_s"] >= done["began_s"]
     kill, start = disturber.incidents()
     assert (kill.kind, start.kind) == ("kill", "start")
@@ -453,7 +459,8 @@ def test_what_is_done_is_undone_when_the_run_ends_before_and_is_an_incident() ->
 )
 def test_what_cannot_be_done_is_a_fault_of_the_run(why: Exception) -> None:
     refuses = Noted(refuses=why)
-    disturber = Disturber([Disturbance(at_s=0)], refuses, time.monotonic_ns())  # type: ignore[arg-type]
+    wanted = [Disturbance(at_s=0)]
+    disturber = Disturber(wanted, refuses, time.monotonic_ns(), str)  # type: ignore[arg-type]
     disturber.start()
     disturber.stop()
     assert disturber.faults == ["kill mb1: it does not run"]
