@@ -117,11 +117,20 @@ def _join(cluster: LocalCluster, name: str) -> None:
     first = cluster.node(cluster.names[0]).node_name
     for order in (
         "rabbit:stop()",
-        "rabbit_mnesia:reset()",
-        f"rabbit_mnesia:join_cluster('{first}', disc)",
+        _since_3_13("rabbit_db:reset()", "rabbit_mnesia:reset()"),
+        _since_3_13(
+            f"rabbit_db_cluster:join('{first}', disc)",
+            f"rabbit_mnesia:join_cluster('{first}', disc)",
+        ),
         "rabbit:start()",
     ):
         call(cluster, name, order)
+
+
+def _since_3_13(order: str, before: str) -> str:
+    """Return an expression that gives an order to the database of a node, Khepri or Mnesia."""
+    there = "element(1, code:ensure_loaded(rabbit_db))"
+    return f"case {there} of module -> {order}; _ -> {before} end"
 
 
 def _at(env: Mapping[str, str], number: int) -> dict[str, str]:

@@ -340,6 +340,9 @@ class SimulatedCluster:
     def _share(self, words: list[str]) -> str:
         """Compute the shares of quotas anew: a question to each broker and agent that is not left out."""
         left_out: dict[str, set[str]] = {"--without": set(), "--without-agent": set()}
+        if (flag := "--in-playbook") not in words:
+            raise _Refused("another command is at work: the playbook that runs it")
+        words = [word for word in words if word != flag]
         for option, name in zip(words[::2], words[1::2], strict=True):
             left_out[option].add(name)
         dead, silent = left_out.values()
