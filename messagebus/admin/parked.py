@@ -33,6 +33,7 @@ from messagebus.errors import (
     TopologyError,
 )
 from messagebus.handling import checked_most
+from messagebus.message import BODY_BYTES_MAX
 from messagebus.terminal import did_you_mean
 from messagebus.topology import as_list, parse_wanted
 
@@ -73,7 +74,7 @@ class ParkedFilter:
     reason: a part of the reason or of the exception, in any case. key: the whole key.
     match: a regular expression, searched in id, key, reason, exception, headers and body.
     brokers: ``host:port`` of the brokers to look at; empty: all.
-    message_id: the beginning of the id; the fastest filter.
+    message_id: the id; one that ends in ``*``, such as ``order-1*``: its beginning. The fastest filter.
     """
 
     older_than_s: float | None = None
@@ -259,6 +260,7 @@ def redrive_parked(
     where: ParkedFilter = EVERYTHING,
     count_max: int | None = None,
     rate_per_s: float = REDRIVE_RATE_PER_S,
+    body: bytes | None = None,
     on_progress: OnProgress | None = None,
 ) -> ParkedMoved:
     """Put parked messages back at the end of their own queue, on the broker where they are.
@@ -266,20 +268,31 @@ def redrive_parked(
     Id, headers, key and time of the first publish stay; attempts start at 1 again. An undelivered message
     goes to the queue where it was due; if that still does not exist, it stays and counts as a fault. Messages
     that are parked meanwhile stay. count_max: the largest number to redrive; None: all. rate_per_s: messages
-    a second. on_progress: called with the number moved so far. An interruption loses nothing: at
+    a second. body: put back instead of the parked one, whose content type stays: `where` must then have a
+    whole id. on_progress: called with the number moved so far. An interruption loses nothing: at
     most one message is there twice, with one id, and none after KeyboardInterrupt. Raises the errors of
     `count_parked`.
     """
     if not rate_per_s > 0:
         raise ConfigError(f"rate_per_s {rate_per_s!r}: more than 0")
+    if body is not None:
+        check_body(body, where)
     most = _most(count_max)
     work = _Work(bus, names, where)
     pace = _Pace(rate_per_s)
 
     async def redrive(parking: Parking, source: Parked, ready: int, **rest: Any) -> int:
-        return await parking.redrive(source, ready, work.choice, turn=pace.turn, **rest)
+        return await parking.redrive(source, ready, work.choice, turn=pace.turn, body=body, **rest)
 
     return run_blocking(_move(work, redrive, most, on_progress))
+
+
+def check_body(body: bytes, where: ParkedFilter) -> None:
+    """Raise ConfigError unless a filter has the id of the one message that gets this body."""
+    if not where.message_id or where.message_id.endswith("*"):
+        raise ConfigError("a body is for one message: it wants a whole id")
+    if len(body) > BODY_BYTES_MAX:
+        raise ConfigError(f"body of {len(body):,} bytes: at most {BODY_BYTES_MAX:,}")
 
 
 def purge_parked(

@@ -466,7 +466,8 @@ class Claims(Generic[D]):
             self.suspects.wait_to_park(message)
         else:
             self.counters.unended += 1
-            self._park(message, f"{verdict.unended} runs never ended")
+            runs = "1 run" if verdict.unended == 1 else f"{verdict.unended} runs"
+            self._park(message, f"{runs} never ended")
 
     def _park(self, message: LocalMessage[D], reason: str) -> None:
         message.step = PARKING

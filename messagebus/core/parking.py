@@ -208,7 +208,7 @@ class Choice:
 
     since_ms, until_ms: range of the time of parking, ms since 1970. reason: part of the reason or of the
     exception, in any case.
-    message_id: the beginning of its id. key: equal to the message's.
+    message_id: its id; one that ends in ``*``: the beginning of its id. key: equal to the message's.
     pattern: found in id, key, reason, exception, headers or body.
     """
 
@@ -225,7 +225,9 @@ class Choice:
 
     def may_take(self, raw: bytes) -> bool:
         """Return False when properties, as they came, cannot have the id: quicker than reading them."""
-        return self.message_id is None or self.message_id.encode("utf-8", "surrogatepass") in raw
+        if self.message_id is None:
+            return True
+        return self.message_id.removesuffix("*").encode("utf-8", "surrogatepass") in raw
 
     def takes(self, facts: Facts, body: bytes) -> bool:
         if not self._takes_time(facts.parked_ms):
@@ -234,7 +236,7 @@ class Choice:
             return False
         if self.key is not None and self.key != facts.key:
             return False
-        if self.message_id is not None and not facts.message_id.startswith(self.message_id):
+        if self.message_id is not None and not _is_id(self.message_id, facts.message_id):
             return False
         pattern = self.pattern
         return pattern is None or any(pattern.search(text) for text in _texts(facts, body))
@@ -246,6 +248,10 @@ class Choice:
         if parked_ms is None or (self.since_ms is not None and parked_ms < self.since_ms):
             return False
         return self.until_ms is None or parked_ms <= self.until_ms
+
+
+def _is_id(wanted: str, found: str) -> bool:
+    return found == wanted or (wanted.endswith("*") and found.startswith(wanted[:-1]))
 
 
 def _has(part: str, *texts: str) -> bool:

@@ -7,7 +7,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -26,6 +26,7 @@ from messagebus.commands.exits import Exit, code_of
 from messagebus.commands.options import Duration, NumberRange, bus_settings, iso
 from messagebus.envelope import tagged
 from messagebus.errors import one_line, remedy_of
+from messagebus.message import BODY_BYTES_MAX
 from messagebus.terminal import Progress, escaped, plural, say
 from messagebus.tools.top import table
 
@@ -64,7 +65,9 @@ def _filters(command: Callable[..., int]) -> Callable[..., int]:
             "--reason", help="Only messages with this text in reason or exception, in any case."
         ),
         click.option("--key", help="Only messages with exactly this key."),
-        click.option("--id", "message_id", help="Only messages whose id begins with this."),
+        click.option(
+            "--id", "message_id", help="Only messages with this id; ID* for all whose id begins so."
+        ),
         click.option(
             "--match",
             metavar="PATTERN",
@@ -276,6 +279,12 @@ def _message_row(message: ParkedMessage) -> dict[str, Any]:
     show_default=True,
     help="At most this many messages a second.",
 )
+@click.option(
+    "--body",
+    "file",
+    type=click.File("rb"),
+    help="Put back with the bytes of this file (-: standard input) as body; with --id alone.",
+)
 @_dry_run_option
 @_yes_option
 @_as_json_option
@@ -284,19 +293,25 @@ def redrive_parked(
     where: ParkedFilter,
     limit: int | None,
     rate: float,
+    file: BinaryIO | None,
     dry_run: bool,
     yes: bool,
     as_json: bool,
 ) -> int:
     """Put parked messages of NAMES back into their own queue, on the broker where they are.
 
-    Id, headers and key stay, and attempts start at 1 again. The command may be interrupted and run again: no
-    message is lost, and at most one is put back twice. Messages that are parked meanwhile stay parked.
+    Id, headers and key stay, and attempts start at 1 again. With --body one message is put back with
+    another body, to be handled by its own subscription alone. The command may be interrupted and run again:
+    no message is lost, and at most one is put back twice. Messages that are parked meanwhile stay parked.
 
     \b
     Example:
       messagebus parked redrive orders/billing --reason 'delivery limit' --rate 20 --yes
+      messagebus parked redrive orders/billing --id order-17 --body corrected.json --yes
     """
+    body = None if file is None else file.read(BODY_BYTES_MAX + 1)
+    if body is not None:
+        parked.check_body(body, where)
 
     def redrive(tell: Callable[[ParkedProgress], None], most: int | None) -> ParkedMoved:
         return parked.redrive_parked(
@@ -305,6 +320,7 @@ def redrive_parked(
             where=where,
             count_max=most,
             rate_per_s=rate,
+            body=body,
             on_progress=tell,
         )
 

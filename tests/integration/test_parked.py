@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -241,6 +242,29 @@ def test_a_redriven_message_is_the_same_and_begins_anew(
         assert delivery is not None
         assert (delivery.message.key, delivery.message.headers["color"]) == ("k", "red")
         consumer.ack(delivery)
+
+
+def test_a_corrected_body_goes_to_its_own_subscription_and_is_handled_there_once_more(
+    cluster: LocalCluster, bus: BusConfig, topic: str, run: Run, tmp_path: Path
+) -> None:
+    name, other = f"{topic}/all", f"{topic}/others"
+    declare(bus, [name, other])
+    park(cluster, "mb2", f"mb.park/{topic}/all", ["m1", "m10"])
+    (tmp_path / "corrected").write_bytes(b"corrected")
+    done = run("redrive", name, "--id", "m1", "--body", str(tmp_path / "corrected"), "--yes")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "redriven 1")
+    with Consumer(bus, topic, subscription="all") as consumer:
+        delivery = consumer.receive(DEADLINE_S)
+        assert delivery is not None
+        assert (delivery.message_id, delivery.body) == ("m1", b"corrected")
+        assert (delivery.message.key, delivery.message.headers["color"]) == ("k", "red")
+        assert delivery.message.content_type == "text/plain"
+        consumer.ack(delivery)
+    assert [each.message_id for each in read_parked(bus, [name]).messages] == ["m10"]
+    with cluster.management("mb2") as management:
+        path = f"/api/queues/%2F/{quote(f'mb.sub/{other}', safe='')}/get"
+        wanted = {"count": 9, "ackmode": "ack_requeue_true", "encoding": "auto"}
+        assert management.post(path, json=wanted).raise_for_status().json() == []
 
 
 def ids_of(count: int) -> list[str]:

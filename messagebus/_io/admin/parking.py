@@ -126,12 +126,14 @@ class Parking:
         count_max: int,
         turn: Turn,
         on_moved: Moved,
+        body: bytes | None = None,
     ) -> int:
         """Put messages back into the source's queue, undelivered ones where they were due. Returns how many.
 
-        turn: awaited before each, for the pace. on_moved: called for each. Raises TopologyError for a queue
-        that is gone or full and takes nothing more. Raises it too for messages left behind, when all others
-        are done: undelivered ones still without a queue, and those that cannot be copied. Raises LinkError.
+        turn: awaited before each, for the pace. on_moved: called for each. body: instead of theirs.
+        Raises TopologyError for a queue that is gone or full and takes nothing more. Raises it too for
+        messages left behind, when all others are done: undelivered ones still without a queue, and those that
+        cannot be copied. Raises LinkError.
         """
         async with contextlib.AsyncExitStack() as links:
             puttings = dict[str, _Putting]()
@@ -168,11 +170,12 @@ class Parking:
                     raw = redriven(taken.raw, taken.facts)
                 except Exception as fault:  # a malformed message must not hold back others
                     return f"cannot be copied: {fault!r}"
+                given = taken.body if body is None else body
                 if isinstance(source, Undelivered):
-                    if why := await putting.put_as_due(taken.facts.address, raw, taken.body):
+                    if why := await putting.put_as_due(taken.facts.address, raw, given):
                         return why
                 else:
-                    await put(raw, taken.body)
+                    await put(raw, given)
                 taking.ack(taken.tag)
                 # Wait here, so that an end of the process loses no answer that the broker has not read.
                 await taking.settle()

@@ -189,6 +189,12 @@ FACTS = read_facts(BY_CLIENT, message_id="m-17")
         (Choice(pattern=re.compile("needle")), True),
         (Choice(pattern=re.compile("thread")), False),
         (Choice(key="k", reason="limit"), False),
+        (Choice(message_id="m-17"), True),
+        (Choice(message_id="m-1"), False),
+        (Choice(message_id="m-1*"), True),
+        (Choice(message_id="m-17*"), True),
+        (Choice(message_id="17*"), False),
+        (Choice(message_id=""), False),
     ],
 )
 def test_every_condition_must_hold(choice: Choice, is_taken: bool) -> None:

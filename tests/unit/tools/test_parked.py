@@ -80,6 +80,17 @@ def test_a_list_with_a_dead_broker_says_what_is_known_of_the_others_and_where_to
     assert done.exit_code == (3 if looked else 6)
 
 
+@pytest.mark.parametrize("which", [(), ("--id", "order-1*"), ("--key", "k")])
+def test_a_corrected_body_is_for_one_message_by_its_whole_id(
+    which: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "body").write_bytes(b"{}")
+    words = ["parked", "redrive", "orders/billing", "--body", str(tmp_path / "body"), "--yes"]
+    done = CliRunner().invoke(cli, [*words, *which], env={"MESSAGEBUS_BROKER": "mb1:5672"})
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1].startswith("messagebus: a body is for one message")
+
+
 @pytest.mark.parametrize(
     ("body", "body_bytes", "shown"),
     [
