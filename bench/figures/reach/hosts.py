@@ -26,6 +26,7 @@ class Processors:
 
     request_ms: of an agent, for its side of a request: of another agent, to another agent, of a consumer.
     list_ms: of a consumer, for a new list of a few brokers. login_ms, refused_ms: of a consumer, for a dial.
+    upkeep_ms: of an agent, each second, for all that it does at rest.
     cores: of one machine for all; 0: each process has a core of its own. busy: part of the cores that other
     processes use.
     """
@@ -34,19 +35,40 @@ class Processors:
     list_ms: float = 2.4
     login_ms: float = 3.1
     refused_ms: float = 1.2
+    upkeep_ms: float = 0.0
     cores: int = 0
     busy: float = 0.0
 
 
-class Process:
-    """Computes one step at a time, on the cores of its host. busy: see `Processors`."""
+class Cores:
+    """Cores that processes share. busy: see `Processors`."""
 
-    def __init__(self, cores: asyncio.Semaphore, busy: float) -> None:
-        self._turn, self._cores, self._free = asyncio.Lock(), cores, 1.0 - busy
+    def __init__(self, count: int, busy: float) -> None:
+        self._free = count * (1.0 - busy)
+        self._places, self._computing = asyncio.Semaphore(count), 0
 
     async def compute(self, ms: float) -> None:
-        async with self._turn, self._cores:
-            await asyncio.sleep(ms / self._free / 1000)
+        """Take a core for a step. What others leave of all cores is shared by the steps of one moment.
+
+        A step alone may have a whole core while the others use no more than the rest of them.
+        """
+        async with self._places:
+            self._computing += 1
+            try:
+                await asyncio.sleep(ms / min(1.0, self._free / self._computing) / 1000)
+            finally:
+                self._computing -= 1
+
+
+class Process:
+    """Computes one step at a time, on the cores of its host."""
+
+    def __init__(self, cores: Cores) -> None:
+        self._turn, self._cores = asyncio.Lock(), cores
+
+    async def compute(self, ms: float) -> None:
+        async with self._turn:
+            await self._cores.compute(ms)
 
 
 class Hosts:
@@ -54,11 +76,14 @@ class Hosts:
 
     def __init__(self, names: Iterable[str], lines: Lines, processors: Processors) -> None:
         self.lines, self.processors = lines, processors
-        self._shared = asyncio.Semaphore(processors.cores) if processors.cores else None
+        self._shared = self._cores(processors.cores) if processors.cores else None
         self.agents = {name: self.process() for name in names}
 
     def process(self) -> Process:
-        return Process(self._shared or asyncio.Semaphore(1), self.processors.busy)
+        return Process(self._shared or self._cores(1))
+
+    def _cores(self, count: int) -> Cores:
+        return Cores(count, self.processors.busy)
 
     async def ask(self, asker: str, names: Iterable[str], at_once: int) -> None:
         """Let an agent ask others, so many of them at once."""

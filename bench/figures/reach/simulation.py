@@ -22,7 +22,8 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -46,6 +47,8 @@ from messagebus.services.agent.topology.store import snapshot_to_json
 
 AGENTS_MAX = 20
 REDIAL_FIRST_MS = 50
+# An agent does what it does at rest in rounds of about a second.
+UPKEEP_S = 1.0
 # Of `messagebus._io.consume.driver`.
 TICK_MS = 100
 LOOK_S = 0.01
@@ -162,6 +165,22 @@ class Simulation:
             for name in names:
                 tasks.create_task(self._look(name, waiting[name]))
         return max(each.list_at_ms for each in self.consumers) - began_ms
+
+    @asynccontextmanager
+    async def upkeep(self) -> AsyncIterator[None]:
+        """Let all agents do in each second of the block what they do at rest."""
+        working = [asyncio.create_task(self._upkeep(name)) for name in self.names]
+        try:
+            yield
+        finally:
+            for each in working:
+                each.cancel()
+
+    async def _upkeep(self, agent: str) -> None:
+        await asyncio.sleep(self.chance.uniform(0, UPKEEP_S))
+        while True:
+            await self.hosts.agents[agent].compute(self.hosts.processors.upkeep_ms * UPKEEP_S)
+            await asyncio.sleep(UPKEEP_S)
 
     async def _look(self, agent: str, waiting: Iterable[Consumer | None]) -> None:
         """Let an agent find the list, after some time. waiting: there; None: one that is not simulated."""

@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import httpx
@@ -60,6 +60,7 @@ COSTS = {
     "list_ms": "CPU time of a consumer for a new list",
     "login_ms": "CPU time of a consumer for a link, with its part of the start",
     "refused_ms": "CPU time of a consumer for a refused dial",
+    "upkeep_ms": "CPU time of an agent in a second at rest",
 }
 COMPARISONS = {
     "spread_ms": ("from a new list at the agents until the last consumer has it", "ms"),
@@ -128,13 +129,16 @@ def _beside_simulation(setup: Setup, make: Maker, name: str) -> Iterator[Figure]
         died, _ = _killed(cluster, clients, COMPARED)
     more, failed = burst.beyond(rest), sum(sum(each["failed"][:DIALS_S]) for each in died)
     dialled_s = sum(each["cpu_s"] for each in died) - rest.clients_s / rest.took_s * DIALS_S
+    cores = psutil.cpu_count() or 1
     processors = Processors(
         request_ms=more.agents_s / (2 * more.pulls + more.lists) * 1e3,
         list_ms=more.clients_s / more.lists * 1e3,
         login_ms=sum(each["cpu_s"] for each in attached) / COMPARED / BROKERS * 1e3,
         refused_ms=dialled_s / max(1, failed) * 1e3,
-        cores=psutil.cpu_count() or 1,
-        busy=busy,
+        upkeep_ms=rest.agents_s / rest.took_s / BROKERS * 1e3,
+        cores=cores,
+        # Agents are simulated, at rest too.
+        busy=busy - rest.agents_s / rest.took_s / cores,
     )
     if busy > BUSY_MAX:
         raise BenchError(
@@ -149,10 +153,8 @@ def _beside_simulation(setup: Setup, make: Maker, name: str) -> Iterator[Figure]
         "dials_10s": failed / COMPARED,
         "agent_requests": rest.pulls / rest.took_s / BROKERS,
     }
-    # `busy` includes the agents at rest, which the simulation has anyway.
-    own = rest.agents_s / rest.took_s / processors.cores
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        simulated = runner.run(simulate(COMPARED, processors, replace(processors, busy=busy - own)))
+        simulated = runner.run(simulate(COMPARED, processors))
     setup.say("simulated: " + ", ".join(f"{id} {value:.3g}" for id, value in simulated.items()))
     for id, (text, unit) in COMPARISONS.items():
         yield make(id, f"{name}: {text}", found[id], unit)
@@ -247,21 +249,22 @@ def _killed(
     return died, time.monotonic() - began_s
 
 
-async def simulate(consumers: int, processors: Processors, at_rest: Processors) -> dict[str, float]:
-    """Return what the simulation says of the same bus. at_rest: for agents, which nothing else changes."""
+async def simulate(consumers: int, processors: Processors) -> dict[str, float]:
+    """Return what the simulation says of the same bus."""
     # All consumers, as if they had one subscription: the last of 200 is later than the last of ten.
     size = Size(BROKERS, consumers, 1, 1_000.0, processes=PROCESSES)
     bus = Simulation(size, processors=processors)
     await bus.spread()
     await bus.whole()
     spread_ms = []
-    for _ in range(CHANGES):
-        spread_ms.append(await bus.spread())
-        await asyncio.sleep(CHANGE_S)
-    dials = sum(await bus.die(DEAD / BROKERS, DIALS_S)) / bus.size.group
+    async with bus.upkeep():
+        for _ in range(CHANGES):
+            spread_ms.append(await bus.spread())
+            await asyncio.sleep(CHANGE_S)
+        dials = sum(await bus.die(DEAD / BROKERS, DIALS_S)) / bus.size.group
     # So long that a round more or less is little.
     rest_s = 10 * REST_S
-    rest = await Simulation(size, processors=at_rest).agents().rest(rest_s)
+    rest = await Simulation(size, processors=processors).agents().rest(rest_s)
     return {
         "spread_ms": statistics.median(spread_ms),
         "dials_10s": dials,

@@ -150,7 +150,7 @@ def test_figures_of_every_size_are_made_and_keep_their_goals(tmp_path: Path) -> 
 
 
 def test_the_simulation_says_what_sixteen_brokers_measure(run: Run) -> None:
-    told = run(lambda: sixteen.simulate(40, Processors(cores=2), Processors(cores=2)))
+    told = run(lambda: sixteen.simulate(40, Processors(cores=2)))
     assert set(told) == {"spread_ms", "dials_10s", "agent_requests"}
     assert told["agent_requests"] == pytest.approx(PULL_PEERS, rel=0.1)
 
@@ -170,12 +170,40 @@ def test_steps_of_processes_wait_for_a_core_of_their_host(
     assert run(compute) == took_ms, "six steps, of which a process computes one at a time"
 
 
+@pytest.mark.parametrize(("busy", "took_ms"), [(0.25, 10), (0.5, 10), (0.75, 20)])
+def test_a_step_alone_has_what_others_leave_of_all_cores(
+    run: Run, busy: float, took_ms: int
+) -> None:
+    async def compute() -> int:
+        process, loop = (
+            Hosts((), Lines(), Processors(cores=2, busy=busy)).process(),
+            asyncio.get_running_loop(),
+        )
+        stopped = asyncio.create_task(process.compute(10_000))
+        await asyncio.sleep(0)
+        stopped.cancel()
+        began = loop.time()
+        await process.compute(10)
+        return round((loop.time() - began) * 1000)
+
+    assert run(compute) == took_ms
+
+
 def test_processes_that_share_cores_have_a_new_list_later(run: Run) -> None:
     def spread_ms(processors: Processors) -> float:
         size = Size(16, 20, 1, 1_000.0)
         return float(run(lambda: Simulation(size, processors=processors).spread()))
 
+    def beside_upkeep_ms(processors: Processors) -> float:
+        async def spread() -> float:
+            bus = Simulation(Size(16, 20, 1, 1_000.0), processors=processors)
+            async with bus.upkeep():
+                return await bus.spread()
+
+        return float(run(spread))
+
     own, shared = Processors(request_ms=5), Processors(request_ms=5, cores=2)
+    assert beside_upkeep_ms(replace(shared, upkeep_ms=100)) > spread_ms(shared)
     assert spread_ms(own) < spread_ms(shared) < spread_ms(replace(shared, busy=0.5))
 
 
