@@ -315,7 +315,7 @@ MORE = {
         *("client.threads.64.rate", "client.redundant.send_many.ratio"),
         *(f"client.consume.{each}" for each in ("rate", "cpu_us", "many_rate")),
         *("client.batch.publish.50x200.rate", "client.batch.consume.50x200.rate"),
-        *("client.handlers.app_ratio", "client.mesh.consumer_mb"),
+        *("client.handlers.app_cpu_ratio_pika_async", "client.mesh.consumer_mb"),
     ),
     "Other systems, by turns": (
         *(f"measure.peers.{each}.rate" for each in _PEERS),
@@ -333,7 +333,7 @@ MORE = {
         "ops.failover.serving_s",
     ),
     "Features": (
-        *("feature.order.added_us", "client.consume.dedup_cpu_ratio"),
+        *("feature.order.added_us", "client.consume.dedup_cpu_ratio_pika_async"),
         *("feature.dedup.redis_rate", "feature.spool.accept_rate", "feature.outbox.relay_rate"),
         *("feature.outbox.notified_ms", "feature.replay.rate", "feature.recorder.publish_us"),
     ),
