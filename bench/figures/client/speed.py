@@ -162,7 +162,7 @@ def batch(task: Task, setup: Setup) -> Table:
 
 
 # Two publishes and two confirms of each message, in frames and writes of their own.
-CPU_GOALS_REDUNDANT = {"submit": 2.2, "send_many": 3.0}
+CPU_GOALS_REDUNDANT = {"submit": 2.5, "send_many": 3.0}
 
 
 def redundant(task: Task, setup: Setup) -> Table:
