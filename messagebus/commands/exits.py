@@ -60,7 +60,7 @@ MEANINGS: Mapping[Exit, str] = {
     Exit.FAILED: "failed",
     Exit.USAGE: "wrong usage, or an invalid setting",
     Exit.PARTLY: "partly done: some parts failed or did not answer",
-    Exit.ABSENT: "no such topic, queue or subscription",
+    Exit.ABSENT: "no such topic, queue, subscription or parked message",
     Exit.LOGIN: "login refused, or not allowed",
     Exit.SILENT: "no answer in time",
     Exit.FOUND: "problems found by a check, a comparison or an audit",

@@ -27,7 +27,7 @@ GRACE_S_MAX = 86_400
     type=click.IntRange(1, PROCESSES_MAX),
     default=1,
     show_default=True,
-    help="Number of processes. With more than one, a crashed process is restarted.",
+    help="Number of processes, each a consumer of its own. One of several that crashes is restarted.",
 )
 @click.option("--health", metavar="HOST:PORT", help="Serve /ready, /live and /metrics there.")
 @click.option(

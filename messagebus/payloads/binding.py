@@ -87,7 +87,10 @@ def bind_batch(
     name = name_of(handler)
     payload, deliveries, once = _roles(handler, name, list[Delivery])
     if once is not None:
-        raise BindingError(f"handler {name}: parameter {once.name!r}: not for batches")
+        raise BindingError(
+            f"handler {name}: parameter {once.name!r}: not for batches,"
+            " which insert each message's id under a unique key instead"
+        )
     read = None
     if payload is not None:
         inner = get_args(payload.annotation)

@@ -392,7 +392,11 @@ def _move(
     except KeyboardInterrupt:
         say(f"messagebus: interrupted: {verb[1]} {progress.done}", err=True)
         return Exit.INTERRUPTED
-    return _tell_moved(done, verb[1], as_json)
+    code = _tell_moved(done, verb[1], as_json)
+    if code == Exit.DONE and where.message_id and not done.total:
+        say(f"messagebus: no parked message has the id {escaped(where.message_id, 200)}", err=True)
+        return Exit.ABSENT
+    return code
 
 
 def _tell_dry_run(counts: ParkedCounts, expected: int, verb: str, as_json: bool) -> int:

@@ -79,15 +79,22 @@ def environment(cluster: LocalCluster) -> dict[str, str]:
     return {**os.environ, **cluster.client_env()}
 
 
-def park(cluster: LocalCluster, name: str, queue: str, ids: list[str], **headers: Any) -> None:
+def park(
+    cluster: LocalCluster,
+    name: str,
+    queue: str,
+    ids: list[str],
+    **headers: Any,
+) -> None:
     """Park messages as a client of the bus does, or another client by docs/WIRE.md."""
+    content_type = headers.pop("content_type", "text/plain")
     with cluster.management(name) as management:
         for message_id in ids:
             properties = {
                 "message_id": message_id,
                 "delivery_mode": 2,
                 "app_id": "shop",
-                "content_type": "text/plain",
+                "content_type": content_type,
                 "headers": {
                     "mb-park-reason": "timeout",
                     "mb-park-attempts": 5,
@@ -265,6 +272,27 @@ def test_a_corrected_body_goes_to_its_own_subscription_and_is_handled_there_once
         path = f"/api/queues/%2F/{quote(f'mb.sub/{other}', safe='')}/get"
         wanted = {"count": 9, "ackmode": "ack_requeue_true", "encoding": "auto"}
         assert management.post(path, json=wanted).raise_for_status().json() == []
+
+
+def test_a_corrected_body_that_does_not_fit_its_content_type_leaves_the_message_where_it_is(
+    cluster: LocalCluster, bus: BusConfig, topic: str, run: Run, tmp_path: Path
+) -> None:
+    name = f"{topic}/all"
+    declare(bus, [name])
+    park(cluster, "mb2", f"mb.park/{name}", ["m1"], content_type="application/json")
+    (tmp_path / "broken").write_bytes(b"{")
+    done = run("redrive", name, "--id", "m1", "--body", str(tmp_path / "broken"), "--yes")
+    assert done.returncode == 3
+    assert "the new body does not fit its content type application/json: not JSON" in done.stderr
+    assert [each.message_id for each in read_parked(bus, [name]).messages] == ["m1"]
+
+
+def test_an_id_that_no_parked_message_has_is_told(bus: BusConfig, topic: str, run: Run) -> None:
+    name = f"{topic}/all"
+    declare(bus, [name])
+    done = run("purge", name, "--id", "gone", "--yes")
+    assert done.returncode == 4
+    assert done.stderr.splitlines()[-1] == "messagebus: no parked message has the id gone"
 
 
 def ids_of(count: int) -> list[str]:

@@ -23,16 +23,18 @@ from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.link import Link, line_ms
 from messagebus._io.amqp.properties import (
     KEY_HEADER,
+    has_content_encoding,
     read_content_type,
     read_headers,
     read_parked_facts,
 )
+from messagebus.bodies import decode_json, is_json
 from messagebus.broker import BrokerList
 from messagebus.config import BusConfig
 from messagebus.core.homes import Home, home_of, read_chains, read_homes, segment_of
 from messagebus.core.parking import Choice, Facts, Parked, Undelivered
 from messagebus.destination import Subscription, Topic
-from messagebus.errors import NOT_FOUND, ChannelRefused, LinkLost, TopologyError
+from messagebus.errors import NOT_FOUND, ChannelRefused, LinkLost, TopologyError, WrongPayload
 
 DIAL_TIMEOUT_MS = 2_000
 # After this time without a delivery another consumer holds the rest.
@@ -171,6 +173,8 @@ class Parking:
                 except Exception as fault:  # a malformed message must not hold back others
                     return f"cannot be copied: {fault!r}"
                 given = taken.body if body is None else body
+                if body is not None and (why := _misfit(taken, body)):
+                    return why
                 if isinstance(source, Undelivered):
                     if why := await putting.put_as_due(taken.facts.address, raw, given):
                         return why
@@ -368,6 +372,18 @@ class _Pass:
         self._waiting_bytes += len(taken.body)
         self._chosen += 1
         return self._chosen < self._count_max
+
+
+def _misfit(taken: _Taken, body: bytes) -> str:
+    """Return why a body is not what a message says of its own; "" where it is, or nothing is known."""
+    if is_json(taken.content_type) and not has_content_encoding(taken.raw):
+        try:
+            decode_json(body)
+        except WrongPayload as fault:
+            return (
+                f"the new body does not fit its content type {taken.content_type}: {fault.args[0]}"
+            )
+    return ""
 
 
 class _NoQueue(TopologyError):

@@ -274,6 +274,10 @@ def read_content_type(raw: bytes) -> str:
     return str(raw[3 : 3 + raw[2]], "utf-8", "replace")
 
 
+def has_content_encoding(raw: bytes) -> bool:
+    return bool(raw and raw[0] << 8 & CONTENT_ENCODING)
+
+
 def read_library_headers(raw: bytes) -> Mapping[str, Any]:
     """Read the library's own headers, which `decode` leaves out."""
     found = read_headers(raw)
