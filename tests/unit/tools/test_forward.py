@@ -316,6 +316,10 @@ async def test_both_lines_are_cut_in_turn_and_every_site_has_every_message(
                 lambda name=name: sites.ids(name).keys() == sent.keys(),  # type: ignore[misc]
                 within_s=WITHIN_S,
             )
+        # A stop waits for confirms no longer than its grace, which a busy machine may need for other things.
+        await eventually_async(
+            lambda: not any(map(sites.unforwarded, ("ab", "ba"))), within_s=WITHIN_S
+        )
 
 
 async def test_several_forwarders_share_the_messages(make_sites: type[Sites]) -> None:
