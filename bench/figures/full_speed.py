@@ -69,6 +69,9 @@ class Table:
     lines: list[Line] = field(default_factory=list)
     against: list[Against] = field(default_factory=list)
 
+    def line(self, name: str) -> Line:
+        return next(line for line in self.lines if line.name == name)
+
     def figures(self, name: str, turns: Turns, repeat: str) -> Iterator[Figure]:
         """Make the figures. name: the beginning of all ids."""
         make = Maker(name, repeat)

@@ -27,5 +27,5 @@ def check_library(package: str, library: str) -> None:
 
 
 def _is_program(package: str) -> bool:
-    """Whether Python runs with `-m PACKAGE`. While a package is imported only orig_argv has its name."""
+    """Return True if Python runs with `-m PACKAGE`; only orig_argv has its name during the import."""
     return any(pair == ("-m", package) for pair in pairwise(sys.orig_argv))

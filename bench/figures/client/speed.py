@@ -232,7 +232,7 @@ def consume(task: Task, setup: Setup) -> Table:
         ratio = f"{table.lines[0].what}: how many times as fast as {what}"
         table.against.append(Against("ours", name, f"ratio_{name}", ratio, goal))
     table.against.append(_cpu_beside_pika(table.lines[0], "pika_async", CPU_GOAL_CONSUME))
-    dedup = next(line for line in table.lines if line.name == "dedup")
+    dedup = table.line("dedup")
     table.against.append(_cpu_beside_pika(dedup, "pika_async", CPU_GOAL_MORE))
     what = f"{dedup.what}: CPU time of the client, of that without"
     table.against.append(Against("dedup", "ours", "dedup_cpu_ratio", what, of_cpu=True))
@@ -279,6 +279,5 @@ def handlers(task: Task, setup: Setup) -> Table:
         table.against.append(Against(name, other, f"{name}_ratio", what, goal, of_cpu=True))
     pika = replace(sized(consuming, setup, PEERS["pika_async"][2]), system="pika")
     table.lines.append(Line("pika_async", "pika_async_", WINDOW_PEERS["pika_async"], pika))
-    app = next(line for line in table.lines if line.name == "app")
-    table.against.append(_cpu_beside_pika(app, "pika_async", CPU_GOAL_MORE))
+    table.against.append(_cpu_beside_pika(table.line("app"), "pika_async", CPU_GOAL_MORE))
     return table

@@ -47,7 +47,7 @@ from messagebus.services.agent.topology.store import snapshot_to_json
 
 AGENTS_MAX = 20
 REDIAL_FIRST_MS = 50
-# An agent does what it does at rest in rounds of about a second.
+# The rounds of an agent at rest take about a second.
 UPKEEP_S = 1.0
 # Of `messagebus._io.consume.driver`.
 TICK_MS = 100
@@ -168,7 +168,7 @@ class Simulation:
 
     @asynccontextmanager
     async def upkeep(self) -> AsyncIterator[None]:
-        """Let all agents do in each second of the block what they do at rest."""
+        """Let all agents do in the block, too, their work of each second at rest."""
         working = [asyncio.create_task(self._upkeep(name)) for name in self.names]
         try:
             yield

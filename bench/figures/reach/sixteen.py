@@ -129,16 +129,16 @@ def _beside_simulation(setup: Setup, make: Maker, name: str) -> Iterator[Figure]
         died, _ = _killed(cluster, clients, COMPARED)
     more, failed = burst.beyond(rest), sum(sum(each["failed"][:DIALS_S]) for each in died)
     dialled_s = sum(each["cpu_s"] for each in died) - rest.clients_s / rest.took_s * DIALS_S
-    cores = psutil.cpu_count() or 1
+    cores, agents_cores = psutil.cpu_count() or 1, rest.agents_s / rest.took_s
     processors = Processors(
         request_ms=more.agents_s / (2 * more.pulls + more.lists) * 1e3,
         list_ms=more.clients_s / more.lists * 1e3,
         login_ms=sum(each["cpu_s"] for each in attached) / COMPARED / BROKERS * 1e3,
         refused_ms=dialled_s / max(1, failed) * 1e3,
-        upkeep_ms=rest.agents_s / rest.took_s / BROKERS * 1e3,
+        upkeep_ms=agents_cores / BROKERS * 1e3,
         cores=cores,
         # Agents are simulated, at rest too.
-        busy=busy - rest.agents_s / rest.took_s / cores,
+        busy=busy - agents_cores / cores,
     )
     if busy > BUSY_MAX:
         raise BenchError(

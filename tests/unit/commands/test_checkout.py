@@ -14,17 +14,21 @@ from tests.support.documents import ROOT
 KITS = ("bench", "consumer_lists", "lb", "ops", "spark")
 
 
-@pytest.mark.parametrize("kit", KITS)
-def test_a_kit_in_another_python_names_the_environment_that_it_needs(kit: str) -> None:
-    # -S: without site-packages, as a Python outside of .venv.
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", kit, "--help"],
+def run_bare(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m` without site-packages, as a Python outside of .venv."""
+    return subprocess.run(
+        [sys.executable, "-S", "-m", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_a_kit_in_another_python_names_the_environment_that_it_needs(kit: str) -> None:
+    done = run_bare(kit, "--help")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"python -m {kit}: {sys.executable} has no ")
@@ -36,14 +40,7 @@ def test_what_makes_the_environment_needs_no_library() -> None:
     modules = re.findall(r'"\$python" -m (ops\.[a-z_.]+)', script)
     assert modules == ["ops.locked"]
     for module in modules:
-        done = subprocess.run(
-            [sys.executable, "-S", "-m", module, "build"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_bare(module, "build")
         assert (done.returncode, done.stderr) == (0, "")
         assert "==" in done.stdout
 
